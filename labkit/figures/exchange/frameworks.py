@@ -8,18 +8,16 @@ import pandas as pd
 
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Entry, clock_and_network, completed
+from labkit.figures.kit.entries import clock_and_network, completed
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.marks import cells, towards
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.marks import matrix_panel
+from labkit.figures.kit.sheet import busy, sheet
 from labkit.records.questions.frameworks import Beside, beside, sent
 from labkit.records.run import Run
 
-PALE = towards("213,94,0", 0.3)
-
 
 def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
-    """Bytes a step from each task to each other one, a panel a run; of processes on TCP.
+    """Draw the bytes a step between tasks of other frameworks over TCP, a panel a run.
 
     Args:
         runs: of `TFDistribute` and `Peer`; others, whose messages go by MPI, are left out, and
@@ -29,7 +27,12 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
     panels, words = [], []
     for entry in shown:
         table = sent(entry.run)
-        panels.append([_panel(entry, table)])
+        names = list(dict.fromkeys(table["source"]))
+        values = table.pivot(index="source", columns="target", values="bytes").loc[names, names]
+        axes = "to task (bytes a step)", "from task"
+        verb = "sends %{z:,.0f} bytes a step to"
+        panel = matrix_panel(entry.label, names, values.to_numpy(), bytes_text, verb, axes)
+        panels.append([panel])
         said = [
             f"{row.source} sends {bytes_text(row.bytes)} to {row.target}"
             for row in table[table["bytes"] > 0].itertuples()
@@ -41,12 +44,12 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
 
 
 def framework_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    """A row a run: which strategy, its place among labkit's, what a step costs, where it ends."""
+    """Return a row a run: its strategy, the same of labkit, the cost of a step, the accuracy."""
     return _beside(runs).table
 
 
 def framework_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Of each of theirs: its step and its end beside labkit's strategy that does the same.
+    """Compare the step and the accuracy of each framework with the same strategy of labkit.
 
     Raises: as `framework_table`.
     """
@@ -82,7 +85,7 @@ def _said(found: Beside) -> Iterator[Finding]:
 
 
 def _no_speed(row: pd.Series) -> str:
-    """Why a run has no speed to be shown."""
+    """Return why a run has no speed."""
     if row["gate"] == "failed":
         return f"the gate of {row['strategy']} failed, so that it has no speed"
     return f"{row['strategy']} was not held against one process, and has no speed: {row['why']}"
@@ -94,27 +97,3 @@ def _verdict(ratio: float | None) -> str:
     if 0.9 <= ratio <= 1.1:
         return "as fast"
     return f"{ratio:.3g} times as long" if ratio > 1 else f"{1 / ratio:.3g} times as fast"
-
-
-def _panel(entry: Entry, table: pd.DataFrame) -> Panel:
-    names = list(dict.fromkeys(table["source"]))
-    values = table.pivot(index="source", columns="target", values="bytes").loc[names, names]
-    heat = cells(
-        values.to_numpy(),
-        names,
-        names,
-        PALE,
-        max(1.0, float(values.to_numpy().max())),
-        "%{y} sends %{z:,.0f} bytes a step to %{x}",
-        gap=1,
-        texts=[[bytes_text(each) if each else "·" for each in row] for row in values.to_numpy()],
-    )
-    plain = {"type": "category", "showgrid": False, "nticks": len(names)}
-    return Panel(
-        title=entry.label,
-        x="to task (bytes a step)",
-        y="from task",
-        traces=[heat],
-        x_axis=dict(plain),
-        y_axis=plain | {"autorange": "reversed"},
-    )

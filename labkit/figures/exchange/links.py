@@ -11,27 +11,39 @@ import pandas as pd
 from labkit.common.units import bits_text, bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, ratio_verdict, sentences
 from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.sheet import Panel, sheet
 from labkit.network import Network
 from labkit.records.run import Run, gate_failed
 from labkit.simulate import simulate
 
-# What `labkit bench transport` writes, a row a way and size.
-Rows: TypeAlias = Sequence[Mapping[str, "str | float | None"]]
+# Rows of a benchmark: of `labkit bench transport`, or of `labkit.bench.hosts.between.measure`.
+Row: TypeAlias = Mapping[str, "str | float | None"]
+Rows: TypeAlias = Sequence[Row]
 
-_TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
-_SHOWN = {"processor_ns": "processor ns a byte", "tcp": "by TCP, times the array", **_TIMES}
-_OVER = "times the fastest measured"
-_ALONE = [_SHOWN["processor_ns"], _SHOWN["tcp"]]  # of what is measured
+TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
+OVER_FASTEST = "times the fastest measured"
+
+BASE = "ring"  # the reference of all other algorithms
+GAINS = {"ratio": "ring's time / its own", "ratio_min": "least", "ratio_max": "most"}
+PREDICTED_GAINS = GAINS | {"predicted_ratio": "predicted"}
+TRAFFIC = {
+    "link_bytes": "bytes out of a host",
+    "predicted_link_bytes": "bytes by its schedule",
+    "wire_bytes": "bytes of all messages",
+    "link_ms": "link alone, ms",
+    "median_ms": "ms",
+    "predicted_ms": "predicted ms",
+    "other_place_ms": "placed the other way, predicted ms",
+}
 
 
 def transport_times(rows: Rows) -> Figure:
-    """Seconds of an exchange one way over its bytes: a panel a place, a line a transport.
+    """Draw the time of an exchange one way over its bytes: a panel a place, a line a transport.
 
-    Bands reach from the least to the 90th percentile of the repeats. What is predicted has a panel
-    of its own, whose title says so.
+    Bands reach from the least to the 90th percentile of the repeats. Predicted times have a panel
+    of their own.
 
     Args:
         rows: of `labkit.bench.transports`.
@@ -64,7 +76,7 @@ def transport_times(rows: Rows) -> Figure:
 
 
 def transport_steps(trained: Rows) -> Figure:
-    """A bar a way: the median training step, with the least and the 90th percentile of repeats.
+    """Draw the median training step as a bar a transport and place, with the spread of repeats.
 
     Args:
         trained: of `labkit.bench.transports.measuring.train`.
@@ -96,19 +108,22 @@ def transport_steps(trained: Rows) -> Figure:
 
 
 def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """A row a transport, place and size, the least and this one: ms, copies, processor time."""
+    """Return a row a transport, place and size (the least and this one): ms, copies, CPU time."""
     table = _exchanges(rows)
-    table = table[table["bytes"].isin([nbytes, table["bytes"].min()])].rename(columns=_SHOWN)
+    measured = {"processor_ns": "processor ns a byte", "tcp": "by TCP, times the array"}
+    table = table[table["bytes"].isin([nbytes, table["bytes"].min()])]
+    table = table.rename(columns=TIMES | measured)
     fastest = table[table["clock"] == "wall"].groupby("bytes")["seconds"].min()
-    table[_OVER] = table["seconds"] / table["bytes"].map(fastest)
-    columns = ["transport", "place", "clock", "bytes", *_TIMES.values(), _OVER]
-    return table[[*columns, "bandwidth", "copies", "copied", *_ALONE]].reset_index(drop=True)
+    table[OVER_FASTEST] = table["seconds"] / table["bytes"].map(fastest)
+    columns = ["transport", "place", "clock", "bytes", *TIMES.values(), OVER_FASTEST]
+    columns += ["bandwidth", "copies", "copied", *measured.values()]
+    return table[columns].reset_index(drop=True)
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """A row a place: how many times as long two-sided messages take there as one-sided ones.
+    """Return a row a place: the time of two-sided messages over that of one-sided ones.
 
-    `low` and `high` hold the least of the one against the 90th percentile of the other.
+    `low` and `high` compare the least of the one with the 90th percentile of the other.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -124,15 +139,15 @@ def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_training(trained: Rows) -> pd.DataFrame:
-    """A row a way: the training step, when the target was reached, the accuracy."""
-    table = pd.DataFrame([dict(row) for row in trained]).rename(columns=_TIMES)
-    table[_OVER] = table["ms"] / table["ms"].min()
-    columns = ["transport", "place", "bytes", *_TIMES.values(), _OVER]
+    """Return a row a transport and place: the training step, time to the target, accuracy."""
+    table = pd.DataFrame([dict(row) for row in trained]).rename(columns=TIMES)
+    table[OVER_FASTEST] = table["ms"] / table["ms"].min()
+    columns = ["transport", "place", "bytes", *TIMES.values(), OVER_FASTEST]
     return table[[*columns, "seconds_to_target", "accuracy"]]
 
 
 def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
-    """Who is how many times as fast as whom, place by place; what of it training feels.
+    """Compare transports place by place, at the smallest size, and in training steps.
 
     Args:
         rows: of `labkit.bench.transports.measuring.measure`, and of `predict`.
@@ -141,16 +156,40 @@ def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
     """
     table = _exchanges(rows)
     own = table[table["bytes"] == nbytes]
-    found = [*_by_place(own, nbytes), *_within(rows, nbytes), *_small(table), *_steps(trained)]
-    return sentences(found)
+    wall = table[table["clock"] == "wall"]
+    small = wall[wall["bytes"] == wall["bytes"].min()]
+    small = small.assign(name=small["transport"] + " by " + small["place"])
+    latency = [_smallest(small, "Latency, ", "seconds")] if len(small) > 1 else []
+    gains = [
+        _ratio(f"Two-sided over one-sided by {row.place}, {bytes_text(nbytes)}", row[2:5])
+        for row in transport_gains(rows, nbytes).itertuples()
+    ]
+    return sentences([*_by_place(own, nbytes), *gains, *latency, *_steps(trained)])
+
+
+def _ratio(what: str, values: Sequence[float]) -> Finding:
+    """Return the finding of a ratio of times, given with its least and greatest value."""
+    ratio, low, high = values
+    verdict = ratio_verdict(low, high)
+    return Finding(what, value=ratio, band=(low, high), text="{:.2f}".format, verdict=verdict)
+
+
+def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Finding:
+    """Return the finding on the fastest and the slowest with the smallest buffer, in seconds."""
+    ranked = table.sort_values(column).to_dict("records")
+    first, last = ranked[0], ranked[-1]
+    slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
+    band = (first[ends[0]], first[ends[1]]) if ends else None
+    what = f"{head}{bytes_text(first['bytes'])}"
+    return Finding(what, first["name"], first[column], band, text=seconds_text, said=(slower,))
 
 
 def _exchanges(rows: Rows) -> pd.DataFrame:
-    """The rows of exchanges, in seconds, with what each says under the pointer."""
+    """Return the rows of exchanges, in seconds, with the text of each under the pointer."""
     table = pd.DataFrame([dict(row) for row in rows if row["what"] == "exchange"])
     for column in ("processor_ns", "tcp"):
         if column not in table:
-            table[column] = None  # of what is predicted nothing was counted
+            table[column] = None  # predictions count neither
     for column, said in {"seconds": "median", "seconds_low": "min", "seconds_high": "p90"}.items():
         table[column] = table[f"{said}_ms"] / 1e3
     table["hover"] = [
@@ -161,19 +200,19 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Each that rows name, and this machine's own where they name none."""
+    """Return the networks of rows; a row without one is of the network of this machine."""
     named = [str(row["network"] or "this machine's own") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
 
 def _clocks(table: pd.DataFrame) -> str:
-    """`wall clock`; `simulation, not measured`."""
+    """Return `wall clock`, `simulation, not measured`, or both."""
     said = {"wall": "wall clock", "simulation": "simulation, not measured"}
     return " and ".join(said[clock] for clock in table["clock"].unique())
 
 
 def _by_place(own: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
-    """The fastest in each place, and how many times as long the others take."""
+    """Name the fastest transport in each place, and the ratios of the others."""
     for place, here in own.groupby("place", sort=False):
         ranked = here.sort_values("seconds")
         first = ranked.iloc[0]
@@ -193,93 +232,38 @@ def _by_place(own: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
         )
 
 
-def _within(rows: Rows, nbytes: int) -> Iterator[Finding]:
-    """What one-sidedness gains in each place, where both are measured there."""
-    for row in transport_gains(rows, nbytes).itertuples():
-        verdict = "it pays" if row.low > 1 else "it does not pay" if row.high < 1 else ""
-        yield Finding(
-            f"Two-sided over one-sided by {row.place}, {bytes_text(nbytes)}",
-            value=row.ratio,
-            band=(row.low, row.high),
-            text="{:.2f}".format,
-            verdict=verdict or "no difference",
-        )
-
-
-def _small(table: pd.DataFrame) -> Iterator[Finding]:
-    """Who is first with the smallest array that was measured."""
-    wall = table[table["clock"] == "wall"]
-    least = wall[wall["bytes"] == wall["bytes"].min()].sort_values("seconds")
-    if len(least) > 1:
-        first, last = least.iloc[0], least.iloc[-1]
-        yield Finding(
-            f"Latency, {bytes_text(first['bytes'])}",
-            f"{first['transport']} by {first['place']}",
-            float(first["seconds"]),
-            text=seconds_text,
-            said=(
-                f"{last['transport']} by {last['place']} takes "
-                f"{last['seconds'] / first['seconds']:.2f} times the fastest",
-            ),
-        )
-
-
 def _steps(trained: Rows) -> Iterator[Finding]:
-    """What a training step takes by each way, and when the target was reached."""
+    """List the training steps, the fastest first, and when each reached the target."""
     ranked = sorted(trained, key=lambda row: float(row["median_ms"] or 0.0))
     for number, row in enumerate(ranked):
-        times = float(row["median_ms"] or 0.0) / float(ranked[0]["median_ms"] or 1.0)
+        middle, low, high = (float(row[name] or 0.0) / 1e3 for name in TIMES)
+        times = 1e3 * middle / float(ranked[0]["median_ms"] or 1.0)
         slower = (f"{times:.2f} times the fastest",) if number else ()
-        yield Finding(
-            f"A training step, {row['case']}",
-            value=float(row["median_ms"] or 0.0) / 1e3,
-            band=(float(row["min_ms"] or 0.0) / 1e3, float(row["p90_ms"] or 0.0) / 1e3),
-            text=seconds_text,
-            said=(*slower, _arrival(row)),
-        )
+        what, details = f"A training step, {row['case']}", (*slower, _arrival(row))
+        yield Finding(what, value=middle, band=(low, high), text=seconds_text, said=details)
 
 
 def _arrival(row: Mapping[str, str | float | None]) -> str:
-    """When the target was reached."""
+    """Return when the target was reached."""
     there, target = row["seconds_to_target"], float(row["target"] or 0.0)
     if there is None:
         return f"{target:.0%} of held-out rows were not reached"
     return f"{target:.0%} of held-out rows after {float(there):.3g} s"
 
 
-BASE = "ring"  # to which the others are held
-_GAINS = {"ratio": "ring's time / its own", "ratio_min": "least", "ratio_max": "most"}
-_GAINS |= {"predicted_ratio": "predicted"}
-_TRAFFIC = {
-    "link_bytes": "bytes out of a host",
-    "predicted_link_bytes": "bytes by its schedule",
-    "wire_bytes": "bytes of all messages",
-    "link_ms": "link alone, ms",
-    "median_ms": "ms",
-    "predicted_ms": "predicted ms",
-    "other_place_ms": "placed the other way, predicted ms",
-}
-_OF_RING = [_TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_place_ms")]
-
-
 def hosts_ways(network: Network) -> pd.DataFrame:
-    """What a message meets between two hosts, and between two ranks of one: a row each."""
+    """Return latency and bandwidth between two hosts, and between two ranks of one host."""
     inside = network.host_latency or network.latency, network.host_bandwidth or network.bandwidth
     ways = {"between hosts": (network.latency, network.bandwidth), "inside a host": inside}
     rows = [
-        (
-            way,
-            seconds_text(latency),
-            bits_text(bandwidth),
-            seconds_text(latency + 2**20 / bandwidth),
-        )
-        for way, (latency, bandwidth) in ways.items()
+        (way, seconds_text(a), bits_text(b), seconds_text(a + 2**20 / b))
+        for way, (a, b) in ways.items()
     ]
     return pd.DataFrame(rows, columns=["way", "latency", "bandwidth", "1 MiB takes"])
 
 
 def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
-    """A row an algorithm, the largest buffer: bytes by level, and for how long the link has them.
+    """Return a row an algorithm, with the largest buffer: bytes by level, and time on the link.
 
     Args:
         rows: of `labkit.bench.hosts.between.measure`.
@@ -289,24 +273,28 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
     table = table[table["bytes"] == table["bytes"].max()]
     out = table["link_bytes"].fillna(table["predicted_link_bytes"])
     table = table.assign(link_ms=1e3 * out / network.bandwidth)
-    return table[["algorithm", "bytes", *_TRAFFIC]].rename(columns=_TRAFFIC).reset_index(drop=True)
+    return table[["algorithm", "bytes", *TRAFFIC]].rename(columns=TRAFFIC).reset_index(drop=True)
 
 
 def hosts_gains(rows: Rows) -> pd.DataFrame:
-    """A row an algorithm and size: how many times as long the ring takes, by repeat."""
+    """Return a row an algorithm and size: the time of the ring over its own, by repeat."""
     table = _table(rows)
     table = table[table["algorithm"] != BASE]
-    return table[["algorithm", "bytes", *_GAINS]].rename(columns=_GAINS).reset_index(drop=True)
+    return (
+        table[["algorithm", "bytes", *PREDICTED_GAINS]]
+        .rename(columns=PREDICTED_GAINS)
+        .reset_index(drop=True)
+    )
 
 
 def hosts_speedup(rows: Rows) -> Figure:
-    """How many times as long the ring takes, over the bytes: measured, and as simulated.
+    """Draw the time of the ring over that of each algorithm by bytes, measured and simulated.
 
     Args:
         rows: of `labkit.bench.hosts.between.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
-    looks = lines(table["algorithm"])  # the ring has one, too: as in figures of all
+    looks = lines(table["algorithm"])  # with the ring, for the colours of other figures
     table = table[table["algorithm"] != BASE]
     ends = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     table["hover"] = [
@@ -339,10 +327,10 @@ def hosts_speedup(rows: Rows) -> Figure:
 
 
 def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
-    """A row a run: the step, as a multiple of the ring's, and its sum as it is predicted.
+    """Return a row a run: its step, its ratio to that of the ring, and its predicted allreduce.
 
-    `least` and `most` hold the 10th percentile of the one against the 90th of the other. Of a run
-    that failed its gate there are no times.
+    `least` and `most` compare the 10th percentile of the one with the 90th of the other. Runs that
+    failed the equivalence gate have no times.
     """
     found = []
     for run in runs:
@@ -358,27 +346,31 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     table = pd.DataFrame(found, columns=columns).astype(dict.fromkeys(times, float))
     ring = table[table["algorithm"] == BASE].iloc[0]
     for column, one, other in zip(
-        list(_GAINS.values())[:3], times, (times[0], times[2], times[1]), strict=True
+        GAINS.values(), times, (times[0], times[2], times[1]), strict=True
     ):
         table[column] = ring[one] / table[other]
     return table
 
 
 def hosts_reading(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown:
-    """What does not pay first; then what does, what crosses the link, and what training feels.
+    """Say which algorithms do not pay, which do, and what crosses the link between hosts.
 
     Args:
         rows, network: of `labkit.bench.hosts.between.measure`.
         runs: of the same training, by the ring and by others.
     """
-    table, trained = _table(rows), hosts_training(runs, network)
-    found = [*_gained(table), *_stepped(trained)]
-    found.sort(key=lambda each: each.verdict == "it pays")  # a null result is told first
-    return sentences([*found, *_least(table), *_levels(hosts_traffic(rows, network), network)])
+    table = _table(rows)
+    findings = [*_gains(table), *_step_gains(hosts_training(runs, network))]
+    findings.sort(key=lambda finding: finding.verdict == "it pays")  # null results come first
+    small = table[table["bytes"] == table["bytes"].min()].dropna(subset="median_ms")
+    small = small.assign(name=small["algorithm"], s=small["median_ms"] / 1e3)
+    small = small.assign(low=small["min_ms"] / 1e3, high=small["p90_ms"] / 1e3)
+    findings += [_smallest(small, "", "s", "low", "high")] if len(small) else []
+    return sentences([*findings, *_levels(hosts_traffic(rows, network), network)])
 
 
 def _table(rows: Rows) -> pd.DataFrame:
-    """The rows; those whose sums were wrong have no times."""
+    """Return the rows as a table, without the times of wrong sums."""
     table = pd.DataFrame([dict(row) for row in rows])
     for column in ("link_bytes", "predicted_link_bytes"):
         table[column] = table[column].astype(float)
@@ -387,62 +379,40 @@ def _table(rows: Rows) -> pd.DataFrame:
     return table
 
 
-def _verdict(low: float, high: float) -> str:
-    return "it pays" if low > 1 else "it does not pay" if high < 1 else "no difference"
-
-
-def _gained(table: pd.DataFrame) -> Iterator[Finding]:
-    """The ring held against each, at the largest buffer."""
+def _gains(table: pd.DataFrame) -> Iterator[Finding]:
+    """Compare the ring with each algorithm at the largest buffer."""
     own = table[(table["bytes"] == table["bytes"].max()) & (table["algorithm"] != BASE)]
     for row in own.itertuples():
         what = f"Time of {BASE} over that of **{row.algorithm}**, {bytes_text(row.bytes)}"
         if not row.correct:
             yield Finding(what, said=("its sums were wrong, so no time is given",))
             continue
-        if row.predicted_ratio == row.predicted_ratio:
+        if not np.isnan(row.predicted_ratio):
             what += f", predicted {row.predicted_ratio:.2f}"
-        band = row.ratio_min, row.ratio_max
-        yield Finding(what, "", row.ratio, band, text="{:.2f}".format, verdict=_verdict(*band))
+        yield _ratio(what, (row.ratio, row.ratio_min, row.ratio_max))
 
 
-def _stepped(trained: pd.DataFrame) -> Iterator[Finding]:
-    """The same of training steps."""
-    middle, *ends = list(_GAINS.values())[:3]
+def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
+    """Compare training steps with the ring and with each other algorithm."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
         what = f"A training step, time of {BASE} over that of **{row['algorithm']}**"
-        if np.isnan(row[middle]):
+        values = [row[name] for name in GAINS.values()]
+        if np.isnan(values[0]):
             yield Finding(what, said=("the gate has failed, so no time is given",))
-            continue
-        band = row[ends[0]], row[ends[1]]
-        yield Finding(what, "", row[middle], band, text="{:.2f}".format, verdict=_verdict(*band))
-
-
-def _least(table: pd.DataFrame) -> Iterator[Finding]:
-    """Who is first with the smallest buffer."""
-    own = table[table["bytes"] == table["bytes"].min()].dropna(subset="median_ms")
-    ranked = own.sort_values("median_ms").to_dict("records")
-    for first in ranked[:1]:
-        last = ranked[-1]
-        slower = f"{last['algorithm']} takes {last['median_ms'] / first['median_ms']:.2f}"
-        yield Finding(
-            bytes_text(first["bytes"]),
-            first["algorithm"],
-            first["median_ms"] / 1e3,
-            (first["min_ms"] / 1e3, first["p90_ms"] / 1e3),
-            text=seconds_text,
-            said=(f"{slower} times the fastest",),
-        )
+        else:
+            yield _ratio(what, values)
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """What a byte waits for, for how long the ring has the link, and placed the other way."""
+    """Say the latencies of both levels, the time of the ring on the link, and placed otherwise."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "A byte takes",
         said=(f"{between['latency']} between hosts, {inside['latency']} inside one",),
     )
     [ring] = traffic[traffic["algorithm"] == BASE].to_dict("records")
-    alone, own, other = (seconds_text(ring[name] / 1e3) for name in _OF_RING)
+    names = [TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_place_ms")]
+    alone, own, other = (seconds_text(ring[name] / 1e3) for name in names)
     said = f"of {own}, as predicted, its bytes have the link for {alone}"
     yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", said=(said,))
     said = f"{other} by prediction, in place of {own}"

@@ -24,7 +24,7 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.marks import points
+from labkit.figures.kit.marks import part_bars, points
 from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
 from labkit.figures.runs.speed import refusals, refused
 from labkit.records.overlap import NO_SPEED, hidden_parts, overlaps
@@ -281,20 +281,18 @@ def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[Trace]:
     if not drawn:
         return []
     places = list(range(len(drawn)))
-    bars: list[Trace] = [
-        {
-            "type": "bar",
-            "x": places,
-            "y": [1e3 * getattr(costs, part) for _, costs in drawn],
-            "marker": {"color": color, "pattern": {"shape": hatch, "fillmode": "overlay"}},
-            "text": [safe_text(entry.label) for entry, _ in drawn],
-            "textposition": "none",
-            "hovertemplate": f"%{{text}}<br>{part} %{{y:.3g}} ms<extra></extra>",
-            "name": part,
-            "legendgroup": part,
-            "showlegend": False,
-        }
-        for part, (color, hatch) in _LOOKS.items()
+    labels = [safe_text(entry.label) for entry, _ in drawn]
+    bars = [
+        part_bars(
+            places,
+            [1e3 * getattr(costs, part) for _, costs in drawn],
+            part,
+            *look,
+            f"%{{text}}<br>{part} %{{y:.3g}} ms",
+            text=labels,
+            textposition="none",
+        )
+        for part, look in _LOOKS.items()
     ]
     return [*bars, _measured(drawn)]
 

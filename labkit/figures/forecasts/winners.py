@@ -12,6 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bits_text, bytes_text, number_text, plural, seconds_text
 from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.marks import cells, in_steps
 from labkit.figures.kit.sheet import Trace
 from labkit.forecast import Calibration, Forecast, Source
 from labkit.forecast.study import Place, Study
@@ -72,7 +73,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         where: what else is to be known of the machines.
     """
     from labkit.figures.kit.canvas import HEAD
-    from labkit.figures.kit.frames import CONTROLS, LEGEND, played
+    from labkit.figures.kit.frames import CONTROLS, LEGEND, legend, played
 
     names, banded = list(places[0].seconds), places[0].bands is not None
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
@@ -92,7 +93,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         "xaxis": {"title": "bandwidth of a link", "type": "category", "side": "top"},
         "yaxis": {"title": "workers", "type": "category", "domain": [0, 1 - AXIS / height]},
     }
-    legend = [_legend(name, color) for name, color in looks.items()]
+    squares = legend([(safe_text(name), color, "square") for name, color in looks.items()])
     title = f"Who is fastest · forecast · {of}"
     found = winners_findings(places, usual)
     alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in found)])
@@ -102,7 +103,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         gain=table["gain"].map("{:.0%}".format),
     )
     return played(
-        legend,
+        squares,
         states,
         layout,
         title,
@@ -166,42 +167,21 @@ def _cells(
         (row["workers"], row["bandwidth"]): row for row in own.to_dict("records")
     }
     rows = [[by[count, each] for each in bandwidths] for count in workers]
-    names, count = list(looks), len(looks)
-    steps = np.repeat(np.arange(count + 1) / count, 2)[1:-1]
-    colors = [color for color in looks.values() for _ in range(2)]
-    return {
-        "type": "heatmap",
-        "x": [bits_text(each) for each in bandwidths],
-        "y": [f"{each:,}" for each in workers],
-        "z": [[names.index(str(cell["winner"])) for cell in row] for row in rows],
-        "zmin": -0.5,
-        "zmax": count - 0.5,
-        "colorscale": [[float(s), c] for s, c in zip(steps, colors, strict=True)],
-        "showscale": False,
-        "text": [
-            ["≈" if cell["winner"] == APART else f"{cell['gain']:.0%}" for cell in row]
-            for row in rows
-        ],
-        "texttemplate": "%{text}",
-        "customdata": [[cell["hover"] for cell in row] for row in rows],
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "xgap": 2,
-        "ygap": 2,
-    }
-
-
-def _legend(name: str, color: str) -> Trace:
-    """A square in the legend."""
-    marker = {"color": color, "symbol": "square", "size": 12}
-    return {
-        "type": "scatter",
-        "x": [None],
-        "y": [None],
-        "mode": "markers",
-        "marker": marker,
-        "name": safe_text(name),
-        "showlegend": True,
-    }
+    names = list(looks)
+    heat = cells(
+        [[names.index(str(cell["winner"])) for cell in row] for row in rows],
+        [bits_text(each) for each in bandwidths],
+        [f"{each:,}" for each in workers],
+        in_steps([*looks.values()] if len(names) > 1 else [*looks.values()] * 2),
+        max(len(names) - 1, 1),
+        "%{customdata}",
+        gap=2,
+    )
+    texts = [
+        ["≈" if cell["winner"] == APART else f"{cell['gain']:.0%}" for cell in row] for row in rows
+    ]
+    hover = [[cell["hover"] for cell in row] for row in rows]
+    return heat | {"text": texts, "texttemplate": "%{text}", "customdata": hover}
 
 
 Inputs = Mapping[str, Sequence[Run]]  # runs with the "real" and the "synthetic" input

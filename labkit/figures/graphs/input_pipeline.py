@@ -12,7 +12,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.marks import crosses, line_with_band, points, rule
+from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
 from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.input_wait import SYNTHETIC, InputTrace, input_costs
 from labkit.records.thread_counts import KINDS, ThreadSweep, more_is_less, thread_costs
@@ -130,7 +130,13 @@ def input_overhead(trace: InputTrace) -> Figure:
         title=f"Where a step goes\nmedian of {repeats} repeats; ◆ measured step, least to greatest",
         x="input",
         y="ms a step",
-        traces=[*(_part(rows, name) for name in PARTS), _steps(rows)],
+        traces=[
+            *(
+                part_bars(rows["place"], rows[column], *look, f"{look[0]} %{{y:.3g}} ms")
+                for column, look in PARTS.items()
+            ),
+            _steps(rows),
+        ],
         note=_passed(trace),
         always_note=True,
         x_axis=axis,
@@ -208,20 +214,6 @@ def _answer(way: str, row: pd.Series) -> str:
         f"**{way}** comes nearest to tensors in memory; {row['overhead']:.0%} of a synthetic step "
         "are still the price of real input"
     )
-
-
-def _part(rows: pd.DataFrame, column: str) -> Trace:
-    name, color, hatch = PARTS[column]
-    return {
-        "type": "bar",
-        "x": rows["place"],
-        "y": rows[column],
-        "marker": {"color": color, "pattern": {"shape": hatch, "fillmode": "overlay"}},
-        "hovertemplate": f"{name} %{{y:.3g}} ms<extra></extra>",
-        "name": name,
-        "legendgroup": name,
-        "showlegend": False,
-    }
 
 
 def _steps(rows: pd.DataFrame) -> Trace:

@@ -12,9 +12,9 @@ from labkit.common.units import bits_text, bytes_text, plural, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.sheet import Panel, sheet
+from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.records.placed import WAY, Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan
 
@@ -116,6 +116,8 @@ PARTS = {
     "update": Kind("update of a variable", "#009E73", "%{customdata[0]}"),
 }
 
+COPY = Kind("copy between devices", INK)
+
 
 def placement_table(
     plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] = ()
@@ -214,9 +216,8 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
         panels.append(Lanes(title, names, frame, ("task",), [_copy_lines(plan)]))
         words.append(title.replace("\n", "; "))
     end = 1e3 * max(plan.makespan for plan in plans)
-    more = [Kind("copy between devices", INK)]
     title = "Plans of a step · simulation · network in each title"
-    return lanes(panels, PARTS, title, "empty: the device waits", words, LANE, end, more)
+    return lanes(panels, PARTS, title, "empty: the device waits", words, LANE, end, [COPY])
 
 
 def part_of(name: str) -> str:
@@ -234,19 +235,10 @@ def link_text(machine: Machine) -> str:
     return f"{latency} at {bits_text(machine.bandwidth)}"
 
 
-def _copy_lines(plan: Plan) -> dict[str, object]:
+def _copy_lines(plan: Plan) -> Trace:
     names = plan.machine.devices
-    return {
-        "mode": "lines",
-        "x": [t for c in plan.copies for t in (1e3 * c.start, 1e3 * c.stop, None)],
-        "y": [t for c in plan.copies for t in (names[c.sender], names[c.receiver], None)],
-        "line": {"color": INK, "width": 1},
-        "opacity": 0.6,
-        "hoverinfo": "skip",
-        "legendgroup": "copy between devices",
-        "name": "copy between devices",
-        "showlegend": False,
-    }
+    times = [(1e3 * copy.start, 1e3 * copy.stop) for copy in plan.copies]
+    return connections(COPY, times, [(names[c.sender], names[c.receiver]) for c in plan.copies])
 
 
 def _panel(title: str, own: pd.DataFrame, what: str, looks: Mapping[str, Line]) -> Panel:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from labkit.figures.kit.entries import INK, Entry, Line, transparent
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.sheet import Panel, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -266,6 +266,54 @@ def cells(
     text: Trace = {"text": texts, "texttemplate": "%{text}"} if texts else {}
     text |= {"textfont": {"color": INK, "size": letters}} if texts else {}
     return {"type": "heatmap", "z": values} | place | scale | said | between | text | (on or {})
+
+
+def matrix_panel(
+    title: str,
+    names: Sequence[str],
+    values: NDArray[Any],
+    texts: Callable[[Any], str],
+    verb: str,
+    axes: tuple[str, str],
+    letters: int = 12,
+) -> Panel:
+    """Return a matrix of senders (rows) and receivers (columns), with the amounts in its cells.
+
+    Args:
+        title: of the panel; axes: titles of x and y.
+        names: of senders and receivers; values: shape (senders, receivers).
+        texts: formats an amount; verb: the hover text between sender and receiver.
+        letters: size of the texts.
+    """
+    heat = cells(
+        values,
+        names,
+        names,
+        towards("213,94,0", 0.3),
+        max(1, values.max()),
+        f"%{{y}} {verb} %{{x}}",
+        gap=1,
+        texts=[[texts(value) if value else "·" for value in row] for row in values.tolist()],
+        letters=letters,
+    )
+    plain = {"type": "category", "showgrid": False, "nticks": len(names)}
+    return Panel(title, *axes, [heat], x_axis=plain, y_axis=plain | {"autorange": "reversed"})
+
+
+def part_bars(
+    x: Any, y: Any, name: str, color: str, hatch: str, hover: str, **changes: object
+) -> Trace:
+    """Return the bars of one part of stacked bars; its hatch tells it apart without colour."""
+    return {
+        "type": "bar",
+        "x": x,
+        "y": y,
+        "marker": {"color": color, "pattern": {"shape": hatch, "fillmode": "overlay"}},
+        "hovertemplate": f"{hover}<extra></extra>",
+        "name": name,
+        "legendgroup": name,
+        "showlegend": False,
+    } | changes
 
 
 def towards(color: str, alpha: float = 1.0) -> Scale:

@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.marks import bars, cells, rule, towards
+from labkit.figures.kit.marks import bars, cells, matrix_panel, rule, towards
 from labkit.figures.kit.sheet import PLOT, Panel, Trace, lanes_axis, sheet
 from labkit.records.run import Run
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Points = NDArray[np.float64]  # row and column
 
 TILES = 230  # pixels of a panel of tiles
-FAINT, PALE = towards("213,94,0", 0.5), towards("213,94,0", 0.15)
+FAINT = towards("213,94,0", 0.5)
 SPOKEN = 12  # the words name every message of a layer where there are no more
 ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2, "bfloat16": 2}
 
 
 def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) -> Figure:
-    """A row a layer: the tiles of the layer before it on the machines, and what crosses for it.
+    """Draw the tiles of each layer on a grid of machines, and the values that cross between them.
 
-    Left, each place of the layer before, the darker the more other machines read it; lines between
-    machines are the thicker the more values cross. Right, values a sample from machine to machine.
-    The gradients of the same values come back, where weights wait for them.
+    Left, each place of the previous layer, darker if more other machines read it; thicker lines
+    carry more values. Right, values a sample from machine to machine. The gradients of the same
+    values travel back.
 
     Args: layers: from the input to the loss, such as `experiment.planes`; grid: rows and columns of
     machines; run: one of these layers and this grid, whose metered bytes are said beside.
@@ -62,7 +62,7 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
 
 
 def _measured(run: Run, layers: Sequence[Layer], machines: int) -> list[tuple[float, float]]:
-    """Bytes a sample that the machines of one replica sent before each layer, forward and back."""
+    """Return bytes a sample that one replica sent before each layer, forward and backward."""
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
@@ -71,7 +71,7 @@ def _measured(run: Run, layers: Sequence[Layer], machines: int) -> list[tuple[fl
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
-    # A layer may have its name twice: its place tells which it is.
+    # Names may repeat, so that the place of a layer identifies it.
     places = table.groupby("rank").cumcount()  # rows of a rank are in the order of its layers
     sums = table.groupby(places)[["forward_bytes", "backward_bytes"]].sum() / samples
     return [(0.0, 0.0), *sums.itertuples(index=False, name=None)]
@@ -84,7 +84,7 @@ def _summary(
     size: int,
     measured: Sequence[tuple[float, float]],
 ) -> str:
-    """`conv to dense: 36 values cross` and below it bytes, predicted and measured."""
+    """Return `conv to dense: 36 values cross`, and below it predicted and measured bytes."""
     here = found.layer == number
     forward, back = int(found.values[here].sum()), int(found.values_back[here].sum())
     said = f"{layers[number - 1].name} to {layers[number].name}: "
@@ -97,7 +97,7 @@ def _summary(
 
 
 def _messages(found: Crossing, number: int) -> str:
-    """`0 sends 18 values to 1, …`, or how many messages there are."""
+    """Return `0 sends 18 values to 1, …`, or the number of messages."""
     rows = [row[1:] for row in found.rows() if row[0] == number]
     if not rows:
         return "no messages"
@@ -108,12 +108,12 @@ def _messages(found: Crossing, number: int) -> str:
 
 
 def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, said: str) -> Panel:
-    """The layer before, cut into tiles; machines in their middles, lines between them."""
+    """Return the previous layer in tiles, with machines in the middles and lines between them."""
     before = layers[number - 1]
     strip = before.kind == "units"  # units stand in one row
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
-    # How many machines read a place: boxes overlap where kernels do.
+    # The number of machines that read a place: boxes overlap like the kernels.
     readers = np.zeros((rows, columns), np.int64)
     for box in found.box[found.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
@@ -151,7 +151,7 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
 
 
 def _borders(boxes: Integers) -> Trace:
-    """The outline of each machine's tile."""
+    """Return the outlines of all tiles."""
     x: list[float | None] = []
     y: list[float | None] = []
     for (top, bottom), (left, right) in (boxes - 0.5).tolist():
@@ -161,7 +161,7 @@ def _borders(boxes: Integers) -> Trace:
 
 
 def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
-    """A line a pair of machines, as thick as what crosses between them either way."""
+    """Return a line a pair of machines, thicker for more values between them."""
     pairs: dict[tuple[int, int], int] = {}
     for layer, source, destination, values in found.rows():
         if layer == number:
@@ -180,7 +180,7 @@ def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
 
 
 def _path(centers: Points, a: int, b: int) -> Points:
-    """The way between two machines, (points, 2): bent where others stand on the straight one."""
+    """Return the line between two machines, (points, 2), bent around those in between."""
     along = np.linspace(0, 1, 13)[:, None]
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
@@ -196,31 +196,14 @@ def _path(centers: Points, a: int, b: int) -> Points:
 
 
 def _matrix(found: Crossing, number: int, machines: int) -> Panel:
-    """Values a sample, a row a sender and a column a receiver."""
+    """Return values a sample, a row a sender and a column a receiver."""
     values = np.zeros((machines, machines), np.int64)
     here = found.layer == number
     values[found.source[here], found.destination[here]] = found.values[here]
     names = [str(machine) for machine in range(machines)]
-    heat = cells(
-        values,
-        names,
-        names,
-        PALE,
-        max(1, values.max()),
-        "%{y} sends %{z:,} values to %{x}",
-        gap=1,
-        texts=[[f"{each:,}" if each else "·" for each in row] for row in values.tolist()],
-        letters=12 if machines <= 9 else 8,
-    )
-    return Panel(
-        title="",
-        x="to machine (values a sample)",
-        y="from machine",
-        traces=[heat],
-        x_axis={"type": "category", "showgrid": False, "nticks": machines},
-        y_axis={"type": "category", "showgrid": False, "nticks": machines}
-        | {"autorange": "reversed"},
-    )
+    axes = "to machine (values a sample)", "from machine"
+    letters = 12 if machines <= 9 else 8
+    return matrix_panel("", names, values, "{:,}".format, "sends %{z:,} values to", axes, letters)
 
 
 LANE = 26  # pixels a layer
@@ -228,9 +211,9 @@ WAYS = ("forward", "backward")
 
 
 def layer_traffic(run: Run) -> Figure:
-    """Bars a layer: payload bytes a step, forward and backward, of the rank that sends most.
+    """Draw the payload bytes of each layer a step, forward and backward, of the busiest rank.
 
-    Layers that send nothing are named below, and not drawn.
+    Layers that send nothing are named below the axis.
 
     Args:
         run: of a model in slices, see `Run.layers`.
@@ -268,7 +251,7 @@ def layer_traffic(run: Run) -> Figure:
 
 
 def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """A row a layer that sends, the most of any rank; the names of the others."""
+    """Return a row a sending layer with the most of any rank, and the names of other layers."""
     table = run.layers
     if table.empty:
         where = "; its seeds have them" if run.seeds else ""
@@ -278,22 +261,22 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
             f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
-    # The rank that sends most decides when a layer is done.
+    # The busiest rank decides when a layer is done.
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
     sends = most[columns].sum(axis=1) > 0
     return most[sends], list(most[~sends]["layer"])
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Bytes that the rank which has most holds of the weights, and of all of them."""
+    """Return the most bytes of weights on a rank, and the bytes of all weights."""
     held = run.layers.groupby("rank")["weights_bytes"].sum()
-    # Every rank tells of every layer: the whole counts once.
+    # Every rank lists every layer, but the whole counts once.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
     return int(held.max()), int(whole.sum())
 
 
 def _bars(sending: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """A row a layer and way: KiB a step."""
+    """Return a row a layer and direction: KiB a step."""
     parts = []
     for way in WAYS:
         payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]

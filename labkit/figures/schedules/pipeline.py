@@ -10,9 +10,9 @@ import pandas as pd
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, entries, safe_text
+from labkit.figures.kit.entries import INK, entries
 from labkit.figures.kit.frames import BARE, arrows, legend, played, table, words
-from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
 from labkit.figures.kit.sheet import Trace
 from labkit.figures.runs.speed import refused
 from labkit.records.run import Run
@@ -42,11 +42,11 @@ Drawn = PipelineSimulation | Run
 
 
 def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) -> Figure:
-    """A Gantt a pipeline, one under the other on the same scale of time: one bar a computation.
+    """Draw a Gantt chart a pipeline, on the same scale of time: one bar a computation.
 
-    The number in a bar is its micro-batch; a rank's later chunks are paler. Where nothing is drawn
-    the rank waits. A run shows one of its steps, as it was (of delayed gradients three): give
-    `[run, predicted_pipeline(run)]` to see what was measured above what was predicted.
+    The number in a bar is its micro-batch; later chunks of a rank are paler. A rank without a bar
+    waits. A run shows one measured step (three of delayed gradients): give
+    `[run, predicted_pipeline(run)]` to see the measured step above the predicted one.
 
     Args:
         pipelines: one or several, of `simulate_pipeline`, or runs of models in stages.
@@ -76,13 +76,13 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
 
 
 def _panel(each: Drawn, step: int | None) -> tuple[PipelineSimulation | None, Lanes]:
-    """What is drawn and how; nothing of a run without speed."""
+    """Return a pipeline and its lanes; without bars for a run that failed its gate."""
     if isinstance(each, Run):
         (entry,) = entries([each])
         if entry.gate_failed:
             return None, Lanes(each.name, note=refused(entry))
         each = measured_pipeline(each, step)
-    title = f"{_called(each)}\n{_bubble(each)}"
+    title = f"{_pipeline_text(each)}\n{_bubble_text(each)}"
     order = [_lane(each, rank) for rank in range(each.table.ranks)]
     return each, Lanes(title, order, _bars(each), ("stage", "microbatch"), _messages(each))
 
@@ -92,7 +92,7 @@ def _lane(each: PipelineSimulation, rank: int) -> str:
 
 
 def _bars(each: PipelineSimulation) -> pd.DataFrame:
-    """A row a computation."""
+    """Return a row a computation."""
     table = each.table.take(each.table.computes)
     start, stop = (1e3 * column[each.table.computes] for column in (each.start, each.stop))
     paler = (1 - PALEST) / max(table.chunks - 1, 1)
@@ -111,33 +111,22 @@ def _bars(each: PipelineSimulation) -> pd.DataFrame:
 
 
 def _messages(each: PipelineSimulation) -> list[Trace]:
-    """A line a message, from its sender to its receiver; none where messages take no time."""
+    """Return a line a message from sender to receiver, unless messages take no time."""
     table = each.table
     # A message without duration would be a vertical line through the bars.
     rows = np.flatnonzero((table.action == "send") & (each.stop > each.start))
     if not len(rows):
         return []
-    times = [(1e3 * each.start[row], 1e3 * each.stop[row], None) for row in rows]
+    times = [(1e3 * each.start[row], 1e3 * each.stop[row]) for row in rows]
     ends = [
-        (_lane(each, stage % table.ranks), _lane(each, peer % table.ranks), None)
+        (_lane(each, stage % table.ranks), _lane(each, peer % table.ranks))
         for stage, peer in zip(table.stage[rows], table.peer[rows], strict=True)
     ]
-    line = {
-        "mode": "lines",
-        "x": [time for pair in times for time in pair],
-        "y": [lane for pair in ends for lane in pair],
-        "line": {"color": MESSAGE.color, "width": 1},
-        "opacity": 0.6,
-        "hoverinfo": "skip",
-        "legendgroup": MESSAGE.name,
-        "name": safe_text(MESSAGE.name),
-        "showlegend": False,
-    }
-    return [line]
+    return [connections(MESSAGE, times, ends)]
 
 
-def _called(each: PipelineSimulation) -> str:
-    """`1f1b, 4 stages, 8 micro-batches: 12.3 ms`"""
+def _pipeline_text(each: PipelineSimulation) -> str:
+    """Return `1f1b, 4 stages, 8 micro-batches: 12.3 ms`."""
     table = each.table
     clock = "measured, " if each.measured else ""
     stages = f"{table.stages} stage{'s' if table.stages > 1 else ''}"
@@ -150,8 +139,8 @@ def _called(each: PipelineSimulation) -> str:
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(each.seconds)}"
 
 
-def _bubble(each: PipelineSimulation) -> str:
-    """`bubble 27 % of the time, from 20 % to 30 % by rank`"""
+def _bubble_text(each: PipelineSimulation) -> str:
+    """Return `bubble 27 % of the time, from 20 % to 30 % by rank`."""
     shares = each.utilisation()
     words = f"bubble {each.bubble_share:.1%} of the time"
     if np.ptp(shares) < 0.005:
@@ -193,10 +182,10 @@ CAPTION, NAMES, ABOVE, BOX, BELOW, HELD = 3.1, 2.3, 1.6, 1.0, 0.4, -0.45
 
 
 def pipeline_steps(table: Table) -> Figure:
-    """An animated figure of a schedule, a frame a tick: stages, and what passes between them.
+    """Animate a schedule, a frame a tick: stages, and the values between them.
 
-    Value x3 of micro-batch 3 moves to the right, its gradient ∂3 to the left; below each stage
-    stand the micro-batches whose activations it holds. Play, pause and a slider move in time.
+    Value x3 of micro-batch 3 moves to the right, its gradient ∂3 to the left. Below each stage
+    stand the micro-batches of the activations that it holds.
 
     Args: table: of `labkit.schedules.PIPELINE`, of at most 8 stages and 200 ticks.
     Raises: InvalidInput, for a larger one.
@@ -238,7 +227,7 @@ def _as_table(steps: Sequence[Tick]) -> str:
 
 
 def _cell(step: Tick, stage: int) -> str:
-    """`goes forward with 3; holds 1, 2, 3`"""
+    """Return `goes forward with 3; holds 1, 2, 3`."""
     said = "waits"
     if stage in step.work:
         action, number = step.work[stage]
@@ -247,7 +236,7 @@ def _cell(step: Tick, stage: int) -> str:
 
 
 def _state(actions: Sequence[str], step: Tick, caption: str) -> list[Trace]:
-    """The traces that change from frame to frame."""
+    """Return the traces that change from frame to frame."""
     held = [f"holds {_several(each)}" for each in step.held]
     return [
         _arrows(step, 1, ABOVE, FORTH),
@@ -260,7 +249,7 @@ def _state(actions: Sequence[str], step: Tick, caption: str) -> list[Trace]:
 
 
 def _arrows(step: Tick, way: int, height: float, color: str) -> Trace:
-    """Arrows from the middle of a stage to that of the next one, with the value's name."""
+    """Return arrows from stage to stage, with the names of the values."""
     sent = [(source, number) for source, to, number in step.sent if to - source == way]
     paths = [
         np.array([[source + part * way, height] for part in (0.15, 0.5, 0.85)])
@@ -271,7 +260,7 @@ def _arrows(step: Tick, way: int, height: float, color: str) -> Trace:
 
 
 def _boxes(step: Tick, action: str) -> Trace:
-    """The stages that do this, filled, with the micro-batch in them."""
+    """Return the boxes of the stages that do this action, with its micro-batch."""
     name, color, _ = ACTIONS[action]
     stages = [stage for stage, (what, _) in step.work.items() if what == action]
     return {
@@ -292,7 +281,7 @@ def _boxes(step: Tick, action: str) -> Trace:
 
 
 def _several(held: tuple[int, ...]) -> str:
-    """`x1 x2 x3`; of many the first and the last."""
+    """Return `x1 x2 x3`; of many the first and the last."""
     if len(held) > 4:
         return f"x{held[0]} … x{held[-1]} ({len(held)})"
     return " ".join(f"x{number}" for number in held) or "nothing"
