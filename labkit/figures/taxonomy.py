@@ -39,12 +39,12 @@ class Standing(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The architecture, and what is divided."""
+        """The architecture, and the parallelism."""
         return self.cell.architecture, self.cell.parallelism
 
 
 def grid(standings: Iterable[Standing]) -> Mapping[tuple[Row, str], Mapping[str, list[Standing]]]:
-    """Of each row and column the methods by name, with all places that they have there.
+    """Return the methods of each row and column by name, with all their places.
 
     Empty cells have a mapping, too, in the order of rows, then of columns.
     """
@@ -58,7 +58,7 @@ def grid(standings: Iterable[Standing]) -> Mapping[tuple[Row, str], Mapping[str,
 
 
 def empty(standings: Iterable[Standing]) -> list[str]:
-    """The rows with empty cells in words: `collective × data: asynchronous, …`."""
+    """Return the rows with empty cells as text: `collective × data: asynchronous, …`."""
     bare = [place for place, methods in grid(standings).items() if not methods]
     said = []
     for row, places in groupby(bare, key=lambda place: place[0]):
@@ -82,7 +82,7 @@ _Here = Mapping[str, Sequence[Standing]]
 
 
 def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure:
-    """Methods by architecture and parallelism (down) and synchronization (across).
+    """Draw methods by architecture and parallelism (down) and synchronization (across).
 
     What compression and scheduling a method has there is said under the pointer, with its paper and
     its notebooks. A cell without a method has no colour, and a dash in it.
@@ -109,12 +109,12 @@ def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure
 
 
 def title(row: Row, column: str) -> str:
-    """`collective × data, synchronous`, as Plotly writes it."""
+    """Return `collective × data, synchronous`, escaped for Plotly."""
     return safe_text(f"{' × '.join(row)}, {column}")
 
 
 def _edges(laid: Mapping[tuple[Row, str], _Here], numbers: bool) -> np.ndarray:
-    """Pixels from the top at which rows begin and end: each as high as its fullest cell."""
+    """Return the pixels between rows, each as high as its fullest cell."""
     most = [max(len(laid[row, column]) for column in COLUMNS) for row in ROWS]
     heights = [_NUMBER if numbers else _LINE * max(2, each) + _ROOM for each in most]
     return np.cumsum([0, *heights])
@@ -176,7 +176,7 @@ _BARE: Trace = {"showgrid": False, "showline": False, "ticks": "", "fixedrange":
 
 
 def _broken(name: str, narrow: bool) -> str:
-    """A word a line; on a narrow screen long ones are divided, too."""
+    """Return a word a line; a narrow screen also breaks long words."""
     parts = name.replace("synchronous", "syn- chronous").split() if narrow else name.split()
     return "<br>".join(map(safe_text, parts))
 
@@ -187,7 +187,7 @@ def _hover(row: Row, column: str, methods: _Here) -> str:
 
 
 def in_a_line(places: Sequence[Standing]) -> str:
-    """`AllReduce (Vishnu 2016): none, quantization · sequential, overlap · tour, …`."""
+    """Return `AllReduce (Vishnu 2016): none, quantization · sequential, overlap · tour, …`."""
     first = places[0]
     said = [
         ", ".join(dict.fromkeys(getattr(each.cell, axis) for each in places))

@@ -31,7 +31,7 @@ _ROOM = 0.7  # of the least time: below it the figure writes where the winner ch
 def bandwidth(
     runs: Iterable[Run] | Run, latency: float = LATENCY, over: tuple[float, float] = RANGE
 ) -> Figure:
-    """Predicted step time over bandwidth, a line a method; where the winner changes.
+    """Draw the predicted step time of each method over bandwidth, and where the fastest changes.
 
     Work and bytes are measured, the link is simulated by the closed forms; markers are the steps
     that were measured on emulated networks, median with p10 to p90. Runs whose equivalence gate
@@ -77,7 +77,7 @@ def bandwidth(
 
 
 def held_against(found: Iterable[Method]) -> str:
-    """How far the simulation is off where steps were measured, as the end of a sentence."""
+    """Return the errors of the simulation against measured steps, as the end of a sentence."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(found).values()]
     if not sizes:
         return "; none of these runs was on an emulated network to hold this against"
@@ -86,7 +86,7 @@ def held_against(found: Iterable[Method]) -> str:
 
 
 def methods(shown: Sequence[Entry]) -> list[Method]:
-    """What the runs have measured, by method; medians over runs on several networks.
+    """Return what runs measured, by method, with medians over networks.
 
     Raises: LabkitError, where no run has a history of several ranks.
     """
@@ -103,7 +103,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
 
 
 def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Runs that differ in network and seeds only, under the name of what they do."""
+    """Return runs by method; the runs of a method differ in network and seed only."""
     groups: dict[str, list[Entry]] = {}
     for entry in shown:
         groups.setdefault(json.dumps(fields_of(entry.run), sort_keys=True), []).append(entry)
@@ -167,7 +167,7 @@ class Gain:
 
     @property
     def judged(self) -> str:
-        """What the spreads allow to say."""
+        """The verdict that the ranges of steps allow."""
         if self.low > 1:
             return "it pays"
         if self.high < 1:
@@ -206,7 +206,7 @@ def compression_reading(
 
 
 def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, Entry]]:
-    """Each run with results beside its baseline."""
+    """Return each run with results, and its baseline."""
     usable = [entry for entry in shown if entry.metrics]
     by_path = {entry.run.path: entry for entry in usable}
     if baseline is not None and baseline.path not in by_path:
@@ -220,7 +220,7 @@ def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, En
 
 
 def _gain(entry: Entry, base: Entry) -> Gain | None:
-    """None where one of the two may show no speed, or where their networks differ."""
+    """Return the gain of a run; None for another network, or after a failed gate."""
     # On another network a ratio of times would be that of the networks.
     same = entry.run.experiment.get("network") == base.run.experiment.get("network")
     if not same or entry.gate_failed or base.gate_failed:
@@ -232,12 +232,12 @@ def _gain(entry: Entry, base: Entry) -> Gain | None:
 
 
 def _together(entry: Entry, baseline: Run | None) -> str:
-    """Runs of which this is equal are compared: of the same task, or all with one baseline."""
+    """Return a key: runs of one task, or all runs with one baseline, are compared."""
     return "" if baseline else json.dumps(task(entry.run), sort_keys=True)
 
 
 def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | None) -> list[str]:
-    """Who has the shortest step on the same network."""
+    """Name the run with the shortest step on each network."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in shown:
         if entry.metrics and not entry.gate_failed:
@@ -262,7 +262,7 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | No
 
 
 def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
-    """Bytes saved, codec seconds spent, speed."""
+    """Return texts on saved bytes, codec seconds and speed."""
     said = []
     raw, payload = (each.metrics.get("payload_bytes_per_step") for each in (base, entry))
     if raw and payload:
@@ -286,7 +286,7 @@ def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
 
 
 def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
-    """The verdict of the seeds; what it took to come to the target."""
+    """Return texts on the verdict of the seeds and on the cost of the target."""
     said = [judge_runs(entry.run, base.run).sentence]
     found = accuracies(base.run)
     if target is None and found:
@@ -299,7 +299,7 @@ def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
 
 
 def _arrival(entry: Entry, target: float) -> str:
-    """Medians over seeds; without seconds where the gate failed."""
+    """Return the median cost of the target over seeds, without seconds after a failed gate."""
     found = arrivals(entry.run, target)
     # Seeds that did not reach it have no time; how many did is said beside.
     reached = [each for each in found.values() if each is not None]
@@ -326,7 +326,7 @@ def _did_not_pay(pairs: Sequence[tuple[Entry, Entry]], gains: dict[str, Gain]) -
 
 
 def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
-    """Who wins at which bandwidth, and how good the prediction is where measured."""
+    """Name the fastest method by bandwidth, and the error of the prediction."""
     groups: dict[str, list[Entry]] = {}
     for entry in shown:
         if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:

@@ -29,7 +29,7 @@ _BANDS = 6  # with more layers the bands of ranks and seeds would only be fog
 
 
 def microscope(run: Run) -> Figure:
-    """A line a layer over steps: relative error, cosine, residual, bits, fraction sent.
+    """Draw relative error, cosine, residual, bits and fraction sent over steps, a line a layer.
 
     Lines are means over ranks and seeds, bands reach from the least to the greatest of them.
     Raises LabkitError where nothing was looked at.
@@ -52,7 +52,7 @@ def microscope(run: Run) -> Figure:
 
 
 def observations(run: Run) -> pd.DataFrame:
-    """What was looked at in all seeds of a run: `run.microscope` with a column `seed`.
+    """Return the compression statistics of all seeds of a run, with a column `seed`.
 
     Raises: LabkitError, where nothing was looked at.
     """
@@ -67,7 +67,7 @@ def observations(run: Run) -> pd.DataFrame:
 
 
 def microscope_reading(run: Run) -> Markdown:
-    """Which layer suffers most, what is sent of it, and whether residuals still grow.
+    """Name the layers with the worst and the best cosine, and say whether residuals grow.
 
     Raises: LabkitError, where nothing was looked at.
     """
@@ -102,13 +102,13 @@ def microscope_reading(run: Run) -> Markdown:
 
 
 def _between(values: pd.Series[float]) -> str:
-    """`0.1 to 0.5`, or the one value."""
+    """Return `0.1 to 0.5`, or the one value."""
     ends = dict.fromkeys(f"{end:.3g}" for end in (values.min(), values.max()))
     return " to ".join(ends)
 
 
 def _residuals(finite: pd.DataFrame) -> list[str]:
-    """The last quarter of the steps against the quarter before it."""
+    """Compare the residuals of the last quarter of steps with those of the quarter before."""
     steps = np.sort(finite["step"].unique())
     norms = finite.groupby("step")["residual_norm"].mean()
     quarter = len(steps) // 4

@@ -48,7 +48,7 @@ KINDS = {"compute": Kind("compute", "#56B4E9", f"compute{STEP}")} | {
 
 
 def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> Figure:
-    """A Gantt a run, one under the other on the same scale of time: two lanes for each rank.
+    """Draw a Gantt chart a run on the same scale of time, with two lanes a rank.
 
     training: compute (what of a step is neither packing nor waiting), pack, wait; communication:
     the rank's communication thread, bucket by bucket. All ranks are on one clock, that of the host.
@@ -109,7 +109,7 @@ def _panel(title: str, rows: pd.DataFrame) -> Lanes:
 
 
 def _begins(steps: pd.DataFrame) -> Trace:
-    """A mark where a step begins."""
+    """Return marks at the beginnings of steps."""
     return {
         "mode": "markers",
         "x": steps["start"],
@@ -122,7 +122,7 @@ def _begins(steps: pd.DataFrame) -> Trace:
 
 
 def _durations(rows: pd.DataFrame) -> str:
-    """`steps 20 to 22: 17.3, 17.9, 18.1 ms`"""
+    """Return `steps 20 to 22: 17.3, 17.9, 18.1 ms`."""
     seconds = 1e3 * step_seconds(rows)
     first, last = seconds.index.min(), seconds.index.max()
     named = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -142,7 +142,7 @@ _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # may differ fro
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""What overlap hid of the communication beside what an ideal order of the same buckets could.
+    r"""Return the communication hidden by overlap, beside that of an ideal order of buckets.
 
     A row a run, medians over its steps, without the first 10: `step_ms` (the slowest rank's),
     `communication_ms` \(C\), all buckets one after the other; `exposed_ms` \(E\), for which
@@ -167,7 +167,7 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """For each run: what its exchange cost, what was hidden of it, and whether that paid."""
+    """Say what the exchange of each run cost, what was hidden of it, and whether that paid."""
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
     found = [
@@ -187,7 +187,7 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
-    """The sequential run that differs from this one in nothing but how buckets travel."""
+    """Return the sequential run that differs from this one only in the transport of buckets."""
     if _is_sequential(run):
         return None
     # All else has to be equal, or the difference would not be the schedule's.
@@ -237,7 +237,7 @@ _LINES, _LINE = 5, 14  # lines a bar at most, hovering shows the rest; pixels of
 
 
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
-    """A bar a run, stacked: compute, codec, wire and wait seconds a step.
+    """Draw the seconds of a step as a stacked bar a run: compute, codec, wire and wait.
 
     Medians over the steady steps, mean over ranks; the diamond is the measured step, with p10 to
     p90. A run whose equivalence gate failed has no bar. Raises LabkitError where there are no runs.
@@ -273,7 +273,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
 
 
 def _in_words(costs: StepCosts) -> str:
-    """`compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`"""
+    """Return `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
     return ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in PARTS)
 
 
@@ -312,7 +312,7 @@ def _measured(drawn: list[tuple[Entry, StepCosts]]) -> Trace:
 
 
 def _short(label: str, bars: int) -> list[str]:
-    """Lines of a label; a word too long for one is broken behind brackets and underscores."""
+    """Return the lines of a label; long words are broken after brackets and underscores."""
     # Nine letters at least: less would break every word.
     width = max(9, _LETTERS // bars)
     # A blank where a word may be broken; it is taken out again below.

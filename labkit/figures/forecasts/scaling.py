@@ -27,7 +27,7 @@ FALLEN = 0.5  # efficiency below which ranks do more waiting than work
 def scaling_table(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> pd.DataFrame:
-    """A row a forecast or a run: name, kind, workers, efficiency with its ends, samples/s, step, s.
+    """Return a row a forecast or run: name, kind, workers, efficiency, samples/s, and step in s.
 
     Efficiency of runs is their rate over that of the run with one worker, by worker.
 
@@ -50,7 +50,7 @@ def scaling_table(
 
 
 def _measured(name: str, run: Run, here: Forecast, base: float) -> dict[str, object]:
-    """A row of a run; `error` is how far its own forecast is off, by rate."""
+    """Return the row of a run; `error` compares its rate with its own forecast."""
     count, rate, step = (run.metrics[k] for k in ("workers", "samples_per_second", "step_ms"))
     return {
         "name": name,
@@ -69,7 +69,7 @@ def _measured(name: str, run: Run, here: Forecast, base: float) -> dict[str, obj
 def forecast_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Figure:
-    """Efficiency over workers: a line a name with the band of its interval, markers as measured.
+    """Draw efficiency over workers: forecasts as lines with intervals, runs as markers.
 
     Open markers: ranks had to share cores.
 
@@ -112,7 +112,7 @@ def forecast_scaling(
 def scaling_reading(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Where each falls below a half, how it ends, and how far measured ones are from forecasts."""
+    """Say where each efficiency falls below a half, its end, and the errors of forecasts."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
@@ -146,7 +146,7 @@ Compared = Sequence[Mapping[str, Any]]
 
 
 def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
-    """A marker a setting: measured to the right, predicted upwards, whiskers over both spreads.
+    """Draw predicted over measured times, a marker a setting, with whiskers for both ranges.
 
     Args:
         rows: predicted and measured.
@@ -173,12 +173,12 @@ def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
 
 
 def diagonal_reading(rows: Compared) -> Markdown:
-    """How far forecasts are off, group by group, and the five that are furthest off."""
+    """Say the errors of forecasts by group, and list the five largest."""
     return sentences(_error_findings(_error_table(rows)))
 
 
 def _error_table(rows: Compared) -> pd.DataFrame:
-    """Times in s; the whiskers of what is measured are its runs, of what is predicted its band."""
+    """Return times in s, with the range of runs and the interval of forecasts."""
     table = pd.DataFrame(rows)
     columns = {"predicted": ("predicted", "low", "high"), "measured": ("measured", "least", "most")}
     for name, (middle, low, high) in columns.items():

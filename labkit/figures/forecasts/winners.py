@@ -34,7 +34,7 @@ CELL, AXIS = 34, 56  # pixels of a row, and of the axis above
 
 
 def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
-    """A row a place: latency, workers, bandwidth, who is fastest, and its gain over the usual way.
+    """Return a row a place: latency, workers, bandwidth, the fastest way, and its gain.
 
     `gain` is the share of the usual way's time that is saved; where it is below 5 %, the usual way
     counts as the winner. Where times have bands, a winner is surely faster: its band ends before
@@ -60,7 +60,7 @@ def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
 
 
 def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -> Animation:
-    """Cells in the colour of who is fastest, with the share of time that it saves.
+    """Draw cells in the colour of the fastest way, with the share of time that it saves.
 
     Bandwidth runs to the right, workers upwards, latency by the slider. A way that saves less than
     5 % of the usual one's time does not count as faster, nor one whose band of seeds reaches into
@@ -115,12 +115,12 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
 
 
 def winners_reading(places: Sequence[Place], usual: str) -> Markdown:
-    """In how many places somebody gains, who, and where it gains most."""
+    """Say in how many places another way gains, which one, and where most."""
     return sentences(winners_findings(places, usual))
 
 
 def winners_findings(places: Sequence[Place], usual: str) -> list[Finding]:
-    """In how many places somebody gains, who, and where most."""
+    """Return findings on the places where another way gains, and where most."""
     table, banded = winners_table(places, usual), places[0].bands is not None
     gains = table[~table["winner"].isin([usual, APART])]
     head = f"nother way than **{usual}** saves at least {GAIN:.0%} of the time in"
@@ -139,7 +139,7 @@ def winners_findings(places: Sequence[Place], usual: str) -> list[Finding]:
 
 
 def _winner(place: Place, usual: str) -> tuple[str, float]:
-    """Who is fastest in a place, and its gain."""
+    """Return the fastest way in a place, and its gain."""
     best = min(place.seconds, key=lambda name: place.seconds[name])
     gain = 1 - place.seconds[best] / place.seconds[usual]
     if place.bands is None:
@@ -150,7 +150,7 @@ def _winner(place: Place, usual: str) -> tuple[str, float]:
 
 
 def _time(place: Place, name: str) -> str:
-    """What one takes there, with its band."""
+    """Return the time of a way in a place, with its band."""
     said = f"{name} {seconds_text(place.seconds[name])}"
     if place.bands is None:
         return said
@@ -162,7 +162,7 @@ def _time(place: Place, name: str) -> str:
 def _cells(
     own: pd.DataFrame, looks: Mapping[str, str], bandwidths: list[float], workers: list[int]
 ) -> Trace:
-    """One frame: a cell a place."""
+    """Return one frame: a cell a place."""
     by: Mapping[tuple[int, float], Mapping[str, object]] = {
         (row["workers"], row["bandwidth"]): row for row in own.to_dict("records")
     }
@@ -189,12 +189,12 @@ FAST, PROMPT = 1e10 / 8, 1e-4  # bytes/s from which, and s up to which a network
 
 
 def sources_table(sources: Sequence[Source]) -> pd.DataFrame:
-    """A row a figure: what it is, and where it is from."""
+    """Return a row a figure: its name, and its source."""
     return pd.DataFrame(list(sources), columns=["figure", "from"])
 
 
 def codec_table(calibration: Calibration) -> pd.DataFrame:
-    """A row a compressor and size: encode and decode, ms, payload, and the ratio of bytes."""
+    """Return a row a compressor and size: encode and decode in ms, payload, and ratio of bytes."""
     return pd.DataFrame(
         {
             "compressor": _said(each.compressor),
@@ -209,7 +209,7 @@ def codec_table(calibration: Calibration) -> pd.DataFrame:
 
 
 def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
-    """By name, the steps in which each seed has come to an accuracy, in order.
+    """Return by name the steps in which each seed reached an accuracy, in order.
 
     A name of which a seed has not come there is left out.
     """
@@ -222,7 +222,7 @@ def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
 
 
 def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
-    """A row a name: the seeds that have come to an accuracy, and the steps that they needed."""
+    """Return a row a name: the number of seeds that reached an accuracy, and their steps."""
     rows = []
     for name, run in trained.items():
         seeds = arrivals(run, target)
@@ -233,7 +233,7 @@ def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
 
 
 def verified_table(predicted: Mapping[str, Forecast], runs: Mapping[str, Run]) -> pd.DataFrame:
-    """A row a run: predicted and measured step, ms, and how far the prediction is off."""
+    """Return a row a run: predicted and measured step in ms, and the error."""
     rows = []
     for name, run in runs.items():
         ahead, step = predicted[name], run.metrics["step_ms"]
@@ -255,7 +255,7 @@ def study_reading(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """How many workers are worth it, how many servers, what a slow rank and real input cost.
+    """Say how many workers and servers pay, and the cost of a slow rank and of real input.
 
     Args:
         study: on machines like the measured one.
@@ -295,7 +295,7 @@ def break_even_reading(
     runs: Mapping[str, Run],
     reached: Sequence[Place] = (),
 ) -> Markdown:
-    """First whether compression pays on fast networks; then who does where; then how sure that is.
+    """Say whether compression pays on fast networks, where each way wins, and the errors.
 
     Args:
         places: of `Study.map`.
@@ -316,7 +316,7 @@ def break_even_reading(
 
 
 def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Iterator[Finding]:
-    """Of all compressors in all places on fast networks, how many save anything."""
+    """Count the compressors and places on fast networks that save time."""
     pairs = [
         1 - seconds / place.seconds[usual]
         for place in fast
@@ -344,7 +344,7 @@ def _of_input(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _said(compressor: Mapping[str, object]) -> str:
-    """`ErrorFeedback(TopK)`"""
+    """Return `ErrorFeedback(TopK)`."""
     inner = compressor.get("inner")
     name = str(compressor["name"])
     return f"{name}({_said(inner)})" if isinstance(inner, Mapping) else name

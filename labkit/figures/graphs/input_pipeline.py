@@ -30,7 +30,7 @@ INPUT_KINDS = {
 
 
 def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
-    """A Gantt a way: training, and below it the batches that were made meanwhile.
+    """Draw a Gantt chart a way: training, and below it the batches under preparation.
 
     Drawn are steps in a row from the middle of the turn whose median step is the median of all
     turns of that way, on one scale of time. Orange is what one would like to be rid of.
@@ -58,7 +58,7 @@ def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
 
 
 def _middle(steps: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Bars of a usual turn's steps, ms since the first of them: kind, lane, start, stop, step."""
+    """Return the bars of steps of a median turn, in ms since its first step."""
     medians = steps.groupby("repeat")["step_ms"].median().sort_values()
     turn = steps[steps["repeat"] == medians.index[len(medians) // 2]].sort_values("step")
     first = max((len(turn) - count) // 2, 0)
@@ -84,7 +84,7 @@ def _bars(rows: pd.DataFrame, kind: str, start: str, stop: str) -> pd.DataFrame:
 
 
 def _stacked(bars: pd.DataFrame) -> list[str]:
-    """A lane for each batch: the first that is free when it begins."""
+    """Return a lane for each batch: the first free one at its start."""
     free: list[float] = []
     found = {}
     for row in bars.sort_values("start").itertuples():
@@ -110,7 +110,7 @@ _LETTERS = 12  # of a line below a bar
 
 
 def input_overhead(trace: InputTrace) -> Figure:
-    """Two panels: compute and idle time of a step, way by way; and the I/O overhead of each.
+    """Draw compute and idle time of a step by input, and the I/O overhead of each input.
 
     Medians over repeats, bars from the least repeat to the greatest; the overhead is that of
     `labkit.records.input_wait.input_costs`, and 0 the synthetic input.
@@ -164,7 +164,7 @@ def input_overhead(trace: InputTrace) -> Figure:
 
 
 def input_reading(trace: InputTrace) -> Markdown:
-    """What the input costs, what hides it, and what is left."""
+    """Say what each input costs, and which comes nearest to tensors in memory."""
     costs = input_costs(trace)
     real = costs.drop(SYNTHETIC)
     repeats = trace.frame()["repeat"].nunique()
@@ -199,7 +199,7 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
 
 
 def _passed(trace: InputTrace) -> str:
-    """What a cache costs once."""
+    """Return what filling the cache costs once."""
     return (
         f"The first pass, which filled the cache, took {trace.filled:.3g} s; the file has "
         f"{bytes_text(trace.nbytes)}"
@@ -207,7 +207,7 @@ def _passed(trace: InputTrace) -> str:
 
 
 def _answer(way: str, row: pd.Series) -> str:
-    """The sentence that stands alone."""
+    """Return the conclusion on the best input."""
     if row["overhead_low"] <= 0:
         return f"**{way}** comes nearest to tensors in memory, and its difference lies within noise"
     return (
@@ -236,7 +236,7 @@ def _zero(count: int) -> Trace:
 
 
 def thread_sweep(sweep: ThreadSweep) -> Figure:
-    """A panel a batch: step time over threads within an operation, a line for those between.
+    """Draw step time over intra-op threads, a panel a batch, a line a number of inter-op threads.
 
     Medians over repeats in the band of their least and most. A cross stands where more is less, as
     `labkit.records.thread_counts.more_is_less` says: the shortest step is before it.
@@ -255,7 +255,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 
 def thread_reading(sweep: ThreadSweep) -> Markdown:
-    """For each batch: the best numbers of threads, and from which on more is less."""
+    """Name the best numbers of threads for each batch, and from which on more cost time."""
     found = [Finding(_spoken(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(found)
 
@@ -283,7 +283,7 @@ def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str,
 
 
 def _crosses(costs: pd.DataFrame, turnings: pd.DataFrame) -> list[Trace]:
-    """Where the step is longer in every repeat, along each kind of threads."""
+    """Return crosses where the step is longer in every repeat, for each kind of threads."""
     found = []
     for row in turnings.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}
@@ -298,7 +298,7 @@ def _other(kind: str) -> str:
 
 
 def _spoken(row: dict[str, float | str]) -> str:
-    """A batch and kind in words."""
+    """Return the finding of a batch and kind of threads as text."""
     kind, other = str(row["threads"]), _other(str(row["threads"]))
     head = (
         f"**{row['batch']} samples a step**: with {row['other']} {other}-op the shortest step has "

@@ -117,7 +117,7 @@ class Layout(NamedTuple):
 
 
 def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
-    """The places at which `layered` draws this graph; raises InvalidInput as it does."""
+    """Return the places of nodes and edges in the drawing by `layered`, with its errors."""
     _check(nodes, edges)
     depths = layers([node.name for node in nodes], edges)
     ways = _ways(edges, depths)
@@ -127,7 +127,7 @@ def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
 
 
 def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """How many nodes stand at most above each: the longest way from a node that needs none.
+    """Return the depth of each node: the length of the longest path from a node without inputs.
 
     Raises:
         InvalidInput: the edges form a circle.
@@ -218,7 +218,7 @@ def _widths(row: Sequence[str]) -> list[float]:
 
 
 def _spread(row: Sequence[str], widest: float) -> list[float]:
-    """Places of a row around 0: a node takes a width of one or more, a bend less."""
+    """Return places of a row around 0; a node takes a width of one, a bend less."""
     own = sum(_widths(row))
     widths = [width * min(LOOSE, widest / own) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
@@ -320,7 +320,7 @@ def _counted(node: Node, count: int) -> Node:
 
 
 def _add(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
-    """One edge for all between two nodes; it carries what any of them does."""
+    """Merge all edges between two nodes into one with the sum of their bytes."""
     ends = (edge.source, edge.target)
     if (old := links.get(ends)) is not None:
         edge = replace(edge, bytes=edge.bytes + old.bytes, control=edge.control and old.control)

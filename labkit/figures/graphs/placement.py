@@ -26,7 +26,7 @@ NONE = (
 
 
 def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """A row a size: seconds on the host and on the other device, alone and with the copies.
+    """Return a row a size: seconds on host and device, alone and with copies.
 
     Args:
         rows: of `labkit.worker.devices.Examined.speeds`.
@@ -56,7 +56,7 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def break_even(rows: Sequence[Row]) -> Figure | Markdown:
-    """Time of a product by size on both devices, of copies, and of the way there and back.
+    """Draw the time of products by size on both devices, of copies, and of the round trip.
 
     Bands span the repeats. Without rows, which is without a GPU, a sentence and no figure.
     """
@@ -84,7 +84,7 @@ def break_even(rows: Sequence[Row]) -> Figure | Markdown:
 
 
 def break_even_finding(rows: Sequence[Row]) -> Finding:
-    """From which measured size on the way there pays; the sentence where nothing was measured."""
+    """Return from which size on the round trip to the device pays."""
     if not rows:
         return Finding(NONE.removesuffix("."))
     devices = list(dict.fromkeys(str(row["device"]) for row in rows if row["what"] == "product"))
@@ -122,7 +122,7 @@ COPY = Kind("copy between devices", INK)
 def placement_table(
     plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] = ()
 ) -> pd.DataFrame:
-    """A row a link and rule: what is predicted and, of the first link, measured.
+    """Return a row a link and rule: predicted steps, and measured ones for the first link.
 
     Args:
         plans: by the name of the link; random ones are one row, with the spread over seeds.
@@ -165,7 +165,7 @@ def placement_table(
 
 
 def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] = ()) -> Figure:
-    """A panel a link with the predicted step of each rule, and one with what was measured.
+    """Draw predicted steps by rule, a panel a link, and measured steps.
 
     Whiskers: of predictions the random plans of all seeds; of steps p10 to p90. The dashed line is
     the time that no plan can beat.
@@ -192,7 +192,7 @@ def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] 
 
 
 def placement_gantt(plans: Sequence[Plan]) -> Figure:
-    """A Gantt a plan: what each device computes when, and the copies between them as lines."""
+    """Draw a Gantt chart a plan: computations of each device, and copies between devices."""
     panels, words = [], []
     for plan in plans:
         names = list(plan.machine.devices)
@@ -221,14 +221,14 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
 
 
 def part_of(name: str) -> str:
-    """Which part of a step an operation belongs to, by the scope in its name."""
+    """Return the part of a step that an operation belongs to, by the scope in its name."""
     if name.startswith("gradient_tape"):
         return "gradient"
     return "update" if name.startswith("descent") else "forward"
 
 
 def link_text(machine: Machine) -> str:
-    """`a link of 101 µs at 1 Gb/s`"""
+    """Return `a link of 101 µs at 1 Gb/s`."""
     latency = f"a link of {seconds_text(machine.latency)}"
     if 8 * machine.bandwidth >= FREE:
         return f"{latency}, bytes hardly count"
@@ -279,7 +279,7 @@ LIST, ONE = "list scheduling", "all on one"
 
 
 def placer_reading(found: Examined) -> Markdown:
-    """What TensorFlow's own placer did with scopes, with soft placement and without a kernel."""
+    """Say what the placer of TensorFlow did with scopes, soft placement and missing kernels."""
     return sentences([*_scopes(found), *_kernels(found), *_rules(found)])
 
 
@@ -288,7 +288,7 @@ def placement_reading(
     plans: Mapping[str, Sequence[Plan]],
     measured: Sequence[Measured],
 ) -> Markdown:
-    """How the placements compare, predicted and measured, and whether they are the same step.
+    """Compare placements, predicted and measured, and say whether they compute the same step.
 
     Args:
         found: of which the plans were made.
@@ -342,7 +342,7 @@ def _kernels(found: Examined) -> Iterator[Finding]:
 
 
 def _rules(found: Examined) -> Iterator[Finding]:
-    """A sentence a question; both ways of placing where their answers differ."""
+    """Return a finding a question, with both modes of placement if their answers differ."""
     asked: dict[str, dict[str, list[str]]] = {}
     for row in found.rules:
         refused = row["ran_on"] == "nowhere"
@@ -356,7 +356,7 @@ def _rules(found: Examined) -> Iterator[Finding]:
 
 
 def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
-    """Of a link; the rules that have no plan there did not fit the memory."""
+    """Return the predictions of a link; rules without a plan did not fit the memory."""
     told = [_promise(row) for row in rows if row["rule"] != LIST]
     lost = [name for name in rules if name not in [row["rule"] for row in rows]]
     told += [f"without room: {', '.join(lost)}"] if lost else []
@@ -406,7 +406,7 @@ def _measured(own: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def _dear(table: pd.DataFrame) -> list[str]:
-    """The links on which list scheduling is predicted to be worse than all on one."""
+    """Return the links on which list scheduling is predicted to be slower than one device."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []
@@ -435,7 +435,7 @@ def _tower(name: str) -> str:
 
 
 def _first(error: str) -> str:
-    """The first words of TensorFlow's error, up to where it names its own functions."""
+    """Return the first words of an error of TensorFlow, without names of its functions."""
     return error.partition(" [Op:")[0].partition(" used by")[0].rstrip(".")
 
 

@@ -42,7 +42,7 @@ TIME, LENGTH = "x2", "y2"  # axes of the queue's length
 def fixed_traces(
     nodes: Sequence[Node], places: Layout, times: Sequence[float], lengths: Sequence[int]
 ) -> list[Trace]:
-    """Traces of all frames: edges, types, and the length of the queue over time (ms)."""
+    """Return the traces of all frames: edges, types, and the queue length over time in ms."""
     at = [places.nodes[node.name] for node in nodes]
     types = words(
         # Beside the node, not under the counts.
@@ -68,7 +68,7 @@ def fixed_traces(
 def frame(
     nodes: Sequence[Node], places: Layout, moment: Moment, caption: str, length: int
 ) -> list[Trace]:
-    """The traces of one moment: nodes by their frame, where it is in time, and the line above."""
+    """Return the traces of one moment: nodes by state, the time, and the caption."""
     states = [state_of(node.name, moment) for node in nodes]
     at = [places.nodes[node.name] for node in nodes]
     counts = [moment.unresolved[node.name] for node in nodes]
@@ -108,7 +108,7 @@ def frame(
 
 
 def state_of(name: str, moment: Moment) -> State:
-    """What an operation is at at a moment."""
+    """Return the state of an operation at a moment."""
     if name in moment.running:
         return RUNNING
     if name in moment.queued:
@@ -117,7 +117,7 @@ def state_of(name: str, moment: Moment) -> State:
 
 
 def frame_layout(places: Layout, most: int) -> Trace:
-    """Axes: the line above, the graph, and the queue below, which holds `most` at most."""
+    """Return the axes of caption, graph and queue length, which is at most `most`."""
     layers = [place.layer for place in places.nodes.values()]
     ends = [place.across for place in places.nodes.values()]
     high = LAYER * (max(layers) + 2)
@@ -139,7 +139,7 @@ def frame_layout(places: Layout, most: int) -> Trace:
 
 
 def _edges(places: Layout, control: bool) -> Trace:
-    """All edges of one kind; dotted where nothing is read."""
+    """Return all edges of one kind as one trace; control edges are dotted."""
     met = [_path(edge, path) for edge, path in places.edges.items() if edge.control == control]
     # Plotly breaks a line at what is not a number.
     gap = np.full((1, 2), np.nan)
@@ -167,7 +167,7 @@ NAMED = 4  # operations that a line above the graph names
 
 
 def ready_animation(graph: StepGraph) -> Figure:
-    """An animated figure of a traced step, a frame each time an operation begins or ends.
+    """Animate a traced step, a frame each time an operation begins or ends.
 
     A number in a circle says how many dependencies of the operation have not ended; at zero it
     is in the queue, until a thread takes it. Below, the length of the queue, over time as it was.
@@ -214,7 +214,7 @@ def ready_animation(graph: StepGraph) -> Figure:
 
 
 def queue_table(graph: StepGraph) -> pd.DataFrame:
-    """A row an operation that computes, as they became ready: `ready_ms`, `start_ms`, `stop_ms`.
+    """Return a row an operation that computes, in the order of readiness, with its times in ms.
 
     `needs` is the count with which it began, and `wait_ms` how long it was in the queue.
     """
@@ -257,7 +257,7 @@ def queue_reading(graph: StepGraph) -> Markdown:
 
 
 def _begun(moments: Sequence[Moment]) -> list[list[str]]:
-    """Which operations have begun since the moment before; short ones have ended since."""
+    """Return the operations that began since the previous moment."""
     before: set[str] = set()
     found = []
     for each in moments:

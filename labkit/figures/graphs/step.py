@@ -31,7 +31,7 @@ CLOCK = "wall clock · network not used"
 
 
 def drawn_step(graph: StepGraph, what: str) -> Figure:
-    """The graph that ran, from above to below; of many operations the cheap ones are joined.
+    """Draw the executed graph from top to bottom; cheap operations are joined.
 
     Args:
         graph: of `labkit.bench.step_graphs.measure`.
@@ -44,7 +44,7 @@ def drawn_step(graph: StepGraph, what: str) -> Figure:
 
 
 def partitioned_step(graph: StepGraph, what: str) -> Figure:
-    """The same with a node for each send and each receive that TensorFlow has put in."""
+    """Draw the executed graph with a node for each send and receive of TensorFlow."""
     nodes, edges = nodes_of(graph)
     remark = _counted(graph, nodes)
     nodes, edges = _with_ends(graph, nodes, edges)
@@ -53,7 +53,7 @@ def partitioned_step(graph: StepGraph, what: str) -> Figure:
 
 
 def nodes_of(graph: StepGraph) -> tuple[list[Node], list[Edge]]:
-    """Each operation with its type, device and time, and who waits for whom.
+    """Return operations with type, device and time, and the edges between them.
 
     Arguments and constants are left out, but those that are sent to another device: they are there
     before the step begins, and as many as all the rest.
@@ -80,7 +80,7 @@ def _counted(graph: StepGraph, nodes: list[Node]) -> str:
 
 
 def short(op: str) -> str:
-    """The type of an operation, as it is written into figures."""
+    """Return the type of an operation as figures show it."""
     return SHORT.get(op, op)
 
 
@@ -93,7 +93,7 @@ def _timing(each: Operation) -> str:
 def _with_ends(
     graph: StepGraph, nodes: list[Node], edges: list[Edge]
 ) -> tuple[list[Node], list[Edge]]:
-    """In place of an edge between devices: to a send, from there to its receive, and on."""
+    """Replace each edge between devices by edges to its send, its receive, and its target."""
     on = {node.name: node.device for node in nodes}
     ways = {(each.source, each.receiver): each for each in graph.transfers}
     found: dict[Edge, None] = {}
@@ -129,7 +129,7 @@ def step_picture(
     most: int = FEW,
     log: Mapping[str, str] | None = None,
 ) -> Figure:
-    """The operations in layers, by device; cheap neighbours on one device are drawn as one node.
+    """Draw the operations in layers, by device; cheap neighbours on a device are one node.
 
     Constants, results and handles of variables are left out, as nothing is computed there.
 
@@ -167,7 +167,7 @@ def step_picture(
 
 
 def _edges(flows: Sequence[Flow]) -> list[Edge]:
-    """A control edge is left out where the same two are joined by what is read."""
+    """Return the edges; a control edge is left out beside a data edge of the same nodes."""
     read = {(flow.source, flow.target) for flow in flows if not flow.control}
     return [
         Edge(flow.source, flow.target, flow.bytes, flow.control)
@@ -177,13 +177,13 @@ def _edges(flows: Sequence[Flow]) -> list[Edge]:
 
 
 def _short(op: str) -> str:
-    """`AssignSubVariableOp` as `AssignSub`"""
+    """Return `AssignSub` for `AssignSubVariableOp`."""
     word = op.lstrip("_").removesuffix("Op").removesuffix("Variable")
     return word if len(word) <= LETTERS else f"{word[: LETTERS - 1]}…"
 
 
 def _logged(name: str, log: Mapping[str, str] | None) -> str:
-    """What the placement log has of an operation; some are made after placing."""
+    """Return the device in the placement log; operations made after placing have none."""
     if log is None:
         return ""
     return f", placed on {log[name]} by the log" if name in log else ", not in the log"
@@ -194,7 +194,7 @@ def _duration(seconds: float) -> str:
 
 
 def transfers_table(graph: StepGraph) -> pd.DataFrame:
-    """A row a pair, in the order in which what they carry was made.
+    """Return a row a pair of send and receive, in the order of production.
 
     `made_ms` and `used_ms` are when its source ended and when the first operation that reads it on
     the other device began, `between_ms` what lies between: copying, and waiting in the queue there.
@@ -228,7 +228,7 @@ def _transfer_row(
 
 
 def transfers_reading(graph: StepGraph) -> Markdown:
-    """How many pairs there are, what they carry, and how long that took."""
+    """Say how many pairs of send and receive there are, what they carry, and their times."""
     table = transfers_table(graph)
     if table.empty:
         return sentences([Finding("No edge leaves its device: there is no send and no receive")])
@@ -277,7 +277,7 @@ KINDS = dict(
 
 
 def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
-    """A Gantt a graph on one scale of time, with a line where the last gradient was there.
+    """Draw a Gantt chart a graph on the same scale, with a line at the last gradient.
 
     Args:
         graphs: by what is said of each; the same training step with other control dependencies.
@@ -303,7 +303,7 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
 
 
 def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
-    """A row a graph: its control edges, its updates and how many of them began `early`.
+    """Return a row a graph: its control edges, its updates, and the number of early updates.
 
     Early is an update that starts before the last operation that makes a gradient has ended.
     `last_gradient_ms`, `first_update_ms` and `step_ms` are from the same traced step.
@@ -313,7 +313,7 @@ def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
 
 
 def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
-    """For each graph: whether an update may begin before all gradients are there, and did."""
+    """Say for each graph whether updates may begin before the last gradient, and did."""
     found = []
     for what, row in control_order(graphs).iterrows():
         found.append(
@@ -338,7 +338,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
-    """Operations with an event, by the lane in which they are drawn."""
+    """Return the operations with an event, by lane."""
     timed = {each.name: each for each in graph.operations if not math.isnan(each.start)}
     updates = {name for name, each in timed.items() if each.op == UPDATE}
     if not updates:
@@ -386,7 +386,7 @@ def _bars(graph: StepGraph) -> pd.DataFrame:
 
 
 def _mark(time: float) -> Trace:
-    """A line through all lanes."""
+    """Return a line through all lanes."""
     return {
         "x": [time] * len(LANES),
         "y": list(LANES),

@@ -41,7 +41,7 @@ class Scale:
 
 
 def shares(values: Iterable[float]) -> Trace:
-    """An axis of accuracies; of equal ones, with some room around them."""
+    """Return an axis of accuracies, with room around equal ones."""
     found = [value for value in values if value == value]
     if not found or max(found) - min(found) > _ALIKE:
         return dict(SHARES)
@@ -61,7 +61,7 @@ def scale(values: Sequence[Value], measured: bool) -> Scale:
 
 
 def word(name: str, value: Value) -> str:
-    """A parameter's value for a tick."""
+    """Return the tick text of a parameter's value."""
     if value is None:
         return called(None) if name == "compressor" else "none"
     if name == "compressor":
@@ -71,19 +71,19 @@ def word(name: str, value: Value) -> str:
 
 
 def title_of(name: str) -> str:
-    """The name of a column for an axis."""
+    """Return the axis title of a column."""
     return TITLES.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
 def text_of(name: str, value: Value) -> str:
-    """A value for the eye: shares in per cent, other numbers in three figures, words as words."""
+    """Return a value as text: accuracies in per cent, other numbers in three figures."""
     if not is_number(value):
         return word(name, value)
     return f"{value:.1%}" if name.endswith("accuracy") else number_text(value)
 
 
 def number_text(value: float) -> str:
-    """Three figures; from 10,000 on with k, M, G."""
+    """Return three figures; from 10,000 on with k, M, G."""
     size = abs(value)
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= max(0.9995 * factor, 9_999.5):

@@ -38,7 +38,7 @@ class Figure(go.Figure):
 
     @property
     def alt(self) -> str:
-        """The figure in words."""
+        """The alternative text of the figure."""
         return str((self.layout.meta or {}).get("alt", ""))
 
     @property
@@ -136,7 +136,7 @@ def draw(
 
 
 def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
-    """Buttons that move the first panels' traces to another x axis; a page has its own."""
+    """Return buttons that move the traces of the first panels to another x axis."""
     places = [place for place, trace in enumerate(figure.data) if "over" in (trace.meta or {})]
     buttons = []
     for name in panels[0]:
@@ -158,7 +158,7 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
 
 
 def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
-    """One panel as a figure without words around it, which the page has; many: of many runs.
+    """Return one panel as a figure without texts around it; many: the figure has many runs.
 
     As it is, without Plotly's `Figure`: to check a hundred curves takes longer than to draw them.
     """
@@ -178,7 +178,7 @@ def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
 
 
 def _legend_trace(entry: Entry | Line) -> Trace:
-    """Draws nothing but the run's line in the legend; a click there hides the run everywhere."""
+    """Return a trace that draws only the line of a run in the legend."""
     line = {"color": entry.color, "dash": entry.dash, "width": 3}
     marker = {"color": entry.color, "symbol": entry.symbol, "size": 8}
     look = {"mode": "lines+markers", "line": line, "marker": marker, "showlegend": True}
@@ -194,14 +194,14 @@ def _legend_height(shown: Sequence[Entry | Line]) -> int:
 
 
 def _columns(count: int) -> list[list[float]]:
-    """Where `count` panels stand beside each other, with room for their axes between them."""
+    """Return the domains of `count` panels beside each other, with room for their axes."""
     gap = GAP / (WIDTH - LEFT - RIGHT)
     width = (1 - gap * (count - 1)) / count
     return [[place * (width + gap), place * (width + gap) + width] for place in range(count)]
 
 
 def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> list[Trace]:
-    """The panel's title above it, and its note in it or below it."""
+    """Return the title above the panel, and the note in it or below it."""
     first, _, rest = panel.title.partition("\n")
     small = f'<br><span style="font-size:11px">{safe_text(rest)}</span>' if rest else ""
     look = {"xref": "paper", "yref": "paper", "showarrow": False}
@@ -232,14 +232,14 @@ def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> 
 
 
 def _note_lines(panel: Panel, width: float) -> list[str]:
-    """The note, broken to fit a panel of this share of the canvas."""
+    """Return the note in lines that fit a panel of this share of the canvas."""
     # By the width of a narrow page, where the note must fit, too.
     letters = int(width * NARROW / SMALL_LETTER)
     return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
 
 
 def _notes_height(panels: Sequence[Panel]) -> int:
-    """Pixels that the notes below a row of panels need."""
+    """Return the pixels that the notes below a row of panels need."""
     noted = [panel for panel in panels if panel.traces and panel.note and panel.always_note]
     lines = [len(_note_lines(panel, 0.9 / len(panels))) for panel in noted]
     return NOTE_LINE * max(lines, default=0)
@@ -258,7 +258,7 @@ def axis(title: str, **changes: JSON) -> Trace:
 
 
 def base_layout(title: str, remark: str, alt: str) -> Trace:
-    """The look of the canvas, on light and dark pages alike."""
+    """Return the look of the canvas, for light and dark pages."""
     heading = {"text": safe_text(title), "font": {"size": 15}, "x": 0, "xref": "paper", "y": 1}
     place = {"xanchor": "left", "yanchor": "top", "yref": "container", "pad": {"t": 8}}
     under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
@@ -280,7 +280,7 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
 
 
 def gathered(traces: Sequence[Trace]) -> list[Trace]:
-    """Many traces of one point as one of many points: a browser draws it a hundred times faster.
+    """Join traces of one point each into one trace, which a browser draws a hundred times faster.
 
     A trace says whose it is in its `meta`, for the picker and for linked selection: `run`, the key
     of the one run that it draws; `runs`, those of the several whose line or band it is; `points`,

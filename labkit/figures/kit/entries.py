@@ -37,7 +37,7 @@ Row = Mapping[str, Value]
 
 
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
-    """One name a row, of the fewest parameters that tell the rows apart; no two are the same.
+    """Return a distinct name for each row, of the fewest parameters that tell the rows apart.
 
     What is none goes without saying, where no two names become one by it. Rows that differ in
     nothing get numbers.
@@ -63,7 +63,7 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
 
 
 def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
-    """Each row's words without none, and without what more than half of the rows have."""
+    """Return the words of each row without those of absent values and of most rows."""
     counts = Counter(each for own in words for each in enumerate(word for _, word in own))
     found = []
     for own in words:
@@ -79,7 +79,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 
 
 def _telling(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """The parameters without which two rows would be one, with the words of their values."""
+    """Return the parameters that are needed to tell rows apart, with the words of their values."""
     given = dict.fromkeys(name for row in rows for name in row)
     # Of more than so many parameters nobody reads a name, and each is tried against all others.
     told = sorted(given, key=_rank)[:_MOST_PARAMETERS]
@@ -107,7 +107,7 @@ def _distinct(found: Sequence[tuple[str, ...]]) -> int:
 
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
-    """A word a value: as short as can be without two values sharing one."""
+    """Return a word for each value, as short as possible without two equal words."""
     distinct = {repr(value): _plain(name, value) for value in values}
     forms: list[Callable[[str], str]]
     forms = [_cut] if name != "compressor" else [spoken, partial(spoken, with_feedback=True)]
@@ -129,7 +129,7 @@ def _plain(name: str, value: Value) -> str:
 
 
 def spoken(compressor: str, with_feedback: bool = False) -> str:
-    """`TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`, `PowerSGD rank 2`; what else, as it is."""
+    """Return `TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`; other names stay as they are."""
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
         return _cut(compressor)
@@ -146,7 +146,7 @@ def _cut(text: str, letters: int = _WORD) -> str:
 
 
 def _numbered(found: Sequence[str]) -> list[str]:
-    """Those that are the same get numbers, which no other name has."""
+    """Return the names with a number for each that occurs twice."""
     alike, taken, said = Counter(found), set(found), []
     for text in found:
         name, number = text, 0
@@ -192,7 +192,7 @@ class Entry:
 
     @property
     def members(self) -> tuple[Run, ...]:
-        """The runs that it stands for: one, or those of its seeds."""
+        """The runs of this entry: one, or the runs of its seeds."""
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
@@ -202,7 +202,7 @@ class Entry:
 
     @property
     def style(self) -> Style:
-        """What every trace of the run carries: the legend's group and the report's handle."""
+        """Keys of every trace of the run: name, legend group, and run key for the report."""
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
 
@@ -218,13 +218,13 @@ class Line:
 
     @property
     def style(self) -> Style:
-        """What every trace of the line carries: a click on the legend hides them all."""
+        """Keys of every trace of the line: name, legend group, and the keys of its runs."""
         style = {"legendgroup": self.label, "name": safe_text(self.label)}
         return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
 
 
 def lines(names: Iterable[str]) -> dict[str, Line]:
-    """A line for each name, in order; neighbours differ in colour and in symbol."""
+    """Return a line for each name; neighbours differ in colour and in symbol."""
     return {
         name: Line(
             label=name,
@@ -237,7 +237,7 @@ def lines(names: Iterable[str]) -> dict[str, Line]:
 
 
 def entries(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The runs with their labels and colours; raises LabkitError where there is none."""
+    """Return the runs with labels and colours; raise LabkitError for no runs."""
     found = [runs] if isinstance(runs, Run) else list(runs)
     if not found:
         raise LabkitError(NO_RUNS)
@@ -259,12 +259,12 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
 
 
 def settings(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The same of settings: runs that differ in their seeds alone are one, with a band."""
+    """Return entries of settings: runs that differ only in their seeds are one, with a band."""
     return entries(gathered([runs] if isinstance(runs, Run) else list(runs)))
 
 
 def completed(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The same, of runs with results; raises LabkitError where one has none."""
+    """Return entries of runs with results; raise LabkitError for a run without any."""
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
     if missing:
@@ -273,37 +273,37 @@ def completed(runs: Iterable[Run] | Run) -> list[Entry]:
 
 
 def key(run: Run) -> str:
-    """What names the run in all figures, wherever its folder is moved: content and start."""
+    """Return the key of a run in all figures: a digest of its content and start."""
     # With the start: the same experiment may have been run twice.
     text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """One name a run, of the parameters in which the runs differ; the same twice gets a number."""
+    """Return a name for each run, of the parameters in which the runs differ."""
     return named(runs, differences(runs))
 
 
 def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
-    """The same, where the differences are known; a star says that ranks had to share cores."""
+    """Return names from known differences; a star marks ranks that share cores."""
     found = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
     return [f"{name}{star}" for name, star in zip(found, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:
-    """Text for Plotly, which reads tags and links in what it draws."""
+    """Return text for Plotly with its tags and links escaped."""
     return escape(text, quote=False)
 
 
 def transparent(color: str, alpha: float) -> str:
-    """`#0072B2` at an opacity, as CSS."""
+    """Return `#0072B2` with an opacity, as CSS."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
 
 
 def clock_and_network(shown: Sequence[Entry]) -> str:
-    """`wall clock · network 1GbE`: what every title with a time in it has to say."""
+    """Return `wall clock · network 1GbE`, for titles of figures with times."""
     known = [entry for entry in shown if entry.metrics] or shown
     clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in known})
     networks = sorted({str(entry.metrics.get("network") or "none") for entry in known})

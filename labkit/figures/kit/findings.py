@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """`91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
+        """`91.20% (3 seeds, 90.10% to 92.00%)`, or empty without a value."""
         if self.value is None:
             return ""
         number = f"{self.text(self.value)}{self.unit}"
@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """`What: **who**, number; said: verdict.`"""
+        """The finding as `What: **who**, number; said: verdict.`"""
         whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
         parts = "; ".join(part for part in (whom, *self.said) if part)
         return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
@@ -77,6 +77,6 @@ def ratio_verdict(
 
 
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:
-    """A list with a sentence a finding, under a head where it has one."""
+    """Return a list with a sentence a finding, after an optional head."""
     lines = [f"- {finding.sentence}" for finding in findings]
     return Markdown("\n".join([head, "", *lines] if head else lines))

@@ -31,7 +31,7 @@ def line_with_band(
     faint: str = "",
     **changes: str | bool,
 ) -> list[Trace]:
-    """A line for each in the table, over the band of its spread where it has one.
+    """Return a line for each group of rows, over the band of its spread.
 
     Args:
         table: with columns x, y and, where there is a spread, `<y>_low` and `<y>_high`.
@@ -59,14 +59,14 @@ def line_over_band(
     faint: str = "",
     **changes: str | bool,
 ) -> list[Trace]:
-    """The same of one, whose rows these are."""
+    """Return the line of one group of rows, over the band of its spread."""
     return [*_under(own, x, y, look, faint), _line(own, x, y, look, marks) | changes]
 
 
 def points_with_bars(
     table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", size: int = 10
 ) -> list[Trace]:
-    """A marker a row, with bars over its spread in x and in y where the table has them.
+    """Return a marker a row, with bars over its spread in x and in y.
 
     Rows whose column `open` is true get an open marker.
     """
@@ -91,7 +91,7 @@ def points_with_bars(
 def bars(
     table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", horizontal: bool = False
 ) -> list[Trace]:
-    """Bars, those of one look as one trace; whiskers over the spread of their lengths.
+    """Return bars, one trace a look, with whiskers over the spread of their lengths.
 
     Hatches tell them apart where colours come round again. horizontal: x is the length, y the
     place.
@@ -117,7 +117,7 @@ def bars(
 
 
 def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int = 8) -> Trace:
-    """The rows of one look as one trace: a marker each, with bars over the spread of y."""
+    """Return the rows of one look as markers with bars over the spread of y, as one trace."""
     marker = {"color": look.color, "symbol": look.symbol, "size": size}
     trace: Trace = {"x": list(table[x]), "y": list(table[y]), "mode": "markers", "marker": marker}
     if f"{y}_low" in table:
@@ -130,7 +130,7 @@ def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int
 def curve(
     x: Sequence[float], y: Sequence[float], look: Entry | Line, width: float = 1, **said: object
 ) -> Trace:
-    """A line through what is calculated; said: under the pointer, where anything is."""
+    """Return a line through calculated values, with an optional hover text."""
     line = {"color": look.color, "dash": look.dash, "width": width}
     return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | said
 
@@ -138,7 +138,7 @@ def curve(
 def crosses(
     x: Sequence[float], y: Sequence[float], texts: Sequence[str], place: str, **said: object
 ) -> Trace:
-    """Crosses where something changes, and what beside them."""
+    """Return crosses with texts where something changes."""
     return (
         {
             "x": x,
@@ -157,13 +157,13 @@ def crosses(
 def words(
     table: pd.DataFrame, x: str, y: str, text: str = "text", *, size: int = 11, **changes: str
 ) -> Trace:
-    """Text at places, in the page's own ink."""
+    """Return texts at places, in the ink of the page."""
     places = {"x": list(table[x]), "y": list(table[y]), "text": list(table[text])}
     return places | {"mode": "text", "textfont": {"size": size, "color": INK}} | QUIET | changes
 
 
 def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "solid") -> Trace:
-    """A thin line of nobody's: the ideal, a front, an axis."""
+    """Return a thin line that belongs to no run: an ideal, a front, an axis."""
     return {
         "x": x,
         "y": y,
@@ -175,7 +175,7 @@ def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "soli
 def whisker(
     middle: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
 ) -> Trace:
-    """Bars from least to greatest around values; not seen where there is no spread."""
+    """Return bars from the least to the greatest value, invisible without a spread."""
     least, value, most = (np.asarray(each, float) for each in (low, middle, high))
     return {
         "array": np.maximum(most - value, 0).tolist(),
@@ -196,7 +196,7 @@ def _groups(
 
 
 def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
-    """The rows of each; of thousands of runs with one each, faster than pandas can group."""
+    """Return rows by group, faster than pandas for thousands of runs with one row each."""
     found: dict[str, list[Trace]] = {}
     for row in table.to_dict("records"):
         found.setdefault(row[by], []).append(row)
@@ -215,7 +215,7 @@ def _line(own: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) ->
 
 
 def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) -> list[Trace]:
-    """The band between the least and the greatest; without a spread the faint line, if any."""
+    """Return the band between the least and the greatest value, or else the faint line."""
     quiet = {"x": _thin(own[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
     # A band of no width would be an invisible trace that still answers to the pointer.
@@ -229,7 +229,7 @@ def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) ->
 
 
 def _thin(values: pd.Series) -> np.ndarray:
-    """Keep half the digits of many values: six are more than a figure shows."""
+    """Keep half the digits of many values, because a figure shows fewer than six."""
     return np.asarray(values, np.float32 if len(values) > _FEW else float)
 
 
@@ -248,7 +248,7 @@ def cells(
     letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
-    """Cells of a table with a row and a column for each name, or between these edges.
+    """Return cells of a table, by names of rows and columns or between edges.
 
     Args:
         values: shape (rows, columns); x, y: names, or edges, of columns and rows; None: numbers.
@@ -317,13 +317,13 @@ def part_bars(
 
 
 def towards(color: str, alpha: float = 1.0) -> Scale:
-    """Colours from clear to this one ("213,94,0"), at an opacity on which text stays legible."""
+    """Return colours from clear to this one ("213,94,0"), pale enough for legible text."""
     # Clear at the low end, so that the page's own colour shows: light or dark.
     return [(0, f"rgba({color},0)"), (1, f"rgba({color},{alpha})")]
 
 
 def in_steps(colors: Sequence[str]) -> Scale:
-    """A colour for each of the values 0, 1, 2, …: from half a step below to half a step above."""
+    """Return a colour for each of the values 0, 1, 2, …, half a step to both sides."""
     last = len(colors) - 1
     return [
         (min(max((step + side) / last, 0.0), 1.0), color)

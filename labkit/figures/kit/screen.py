@@ -29,12 +29,12 @@ class Scale(NamedTuple):
     last: float
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.first + share * (self.last - self.first)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values, at most so many.
+        """Return round values, at most so many.
 
         >>> Scale(0.0, 23.0, 0, 100).ticks()
         [0.0, 5.0, 10.0, 15.0, 20.0]
@@ -46,7 +46,7 @@ class Scale(NamedTuple):
 
 
 def picture(content: Trace) -> str:
-    """SVG of data and layout, whose axes have domains."""
+    """Return the SVG of data and layout with axis domains."""
     layout, data = content["layout"], content["data"]
     width, height = layout["width"], layout["height"]
     title = layout["title"]["text"]
@@ -65,7 +65,7 @@ def picture(content: Trace) -> str:
 
 
 def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
-    """One pair of axes, and what is drawn in it."""
+    """Yield the parts of one pair of axes and its traces."""
     margin = layout["margin"]
     across = layout["width"] - margin["l"] - margin["r"]
     up = layout["height"] - margin["t"] - margin["b"]
@@ -95,7 +95,7 @@ def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
 
 
 def _axis_scale(values: Sequence[float], axis: Trace, first: float, last: float) -> Scale:
-    """An axis that holds these values, with a little room around them."""
+    """Return an axis that holds these values, with a little room around them."""
     if "range" in axis:
         low, high = axis["range"]
         return Scale(low, high, first, last)
@@ -119,7 +119,7 @@ def _line(trace: Trace, columns: Scale, rows: Scale) -> str:
 
 
 def _bars(traces: Sequence[Trace], columns: Scale, top: float, bottom: float) -> Iterator[str]:
-    """Bars that lie, stacked; the first one on top."""
+    """Yield stacked horizontal bars, the first one on top."""
     names = traces[0]["y"]
     each = (bottom - top) / len(names)
     for place, name in enumerate(names):

@@ -41,7 +41,7 @@ class Panel:
 
 
 def lanes_axis(lanes: Sequence[str]) -> Trace:
-    """A y axis with a lane for each name, the first on top."""
+    """Return a y axis with a lane for each name, the first on top."""
     return {
         "type": "category",
         "categoryorder": "array",
@@ -77,19 +77,19 @@ class Sheet:
 
     @property
     def remark(self) -> str:
-        """What stands under the title."""
+        """The line under the title."""
         return " · ".join(part for part in self.remarks if part)
 
     @property
     def alt(self) -> str:
-        """What is seen and what is heard are made of the same words, those of so many at most."""
+        """The alternative text, of at most `MANY` sentences about runs."""
         more = len(self.words) - MANY
         rest = (f"and {more} more, which a table has",) if more > 0 else ()
         parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 
     def figure(self) -> Figure:
-        """All panels on one canvas, with a legend of their own."""
+        """Draw all panels on one canvas, with a legend."""
         # Plotly takes half a second to import, which `lk.table` and `labkit ls` need not wait for.
         from labkit.figures.kit.canvas import draw
 
@@ -106,10 +106,10 @@ def sheet(
     plot: int = PLOT,
     below: int = BELOW,
 ) -> Figure:
-    """Rows of panels as one figure, see `Sheet`."""
+    """Draw rows of panels as one figure, see `Sheet`."""
     return Sheet(rows, list(shown), title, remarks, words, plot, below).figure()
 
 
 def busy(shown: Iterable[Entry]) -> list[str]:
-    """The remark that a run had more threads than cores; none where all had cores enough."""
+    """Return the remark on more threads than cores, if a run had them."""
     return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in shown) else []

@@ -32,7 +32,7 @@ _LOSSES = {
 
 
 def seed_reading(candidate: Run, baseline: Run) -> Markdown:
-    r"""In how many seeds the first run ends with a lower loss, and how often chance would do that.
+    r"""Say in how many seeds the first run ends with a lower loss, and the odds by chance.
 
     The sign test of one side: \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\) for k of n seeds.
 
@@ -61,7 +61,7 @@ _SAME = 0.005  # relative: the few bytes of a loss scale are no more memory
 
 
 def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
-    """A row a run: precision of compute and wire, accuracy and verdict, bytes, milliseconds.
+    """Return a row a run: precision of compute and wire, accuracy, verdict, bytes and ms.
 
     `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are those of the rank
     that has most; a run whose equivalence gate failed has no milliseconds.
@@ -76,7 +76,7 @@ def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
 
 
 def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
-    """What each run keeps in memory against the baseline, and what the peaks may be compared for.
+    """Compare the memory of each run with the baseline, and say what peaks show.
 
     Raises: as `precision_table`.
     """
@@ -99,7 +99,7 @@ def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
 
 
 def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
-    """Which steps were skipped, by which ranks, and whether all had the same scale throughout.
+    """Say which steps ranks skipped, and whether all had the same loss scale.
 
     Args:
         rows: as for `loss_scales`.
@@ -120,7 +120,7 @@ def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
 
 
 def _memory(own: dict[str, float], base: dict[str, float]) -> str:
-    """`keeps 1.6 MB of weights (2x), …` or `keeps as many bytes as the baseline`."""
+    """Return `keeps 1.6 MB of weights (2x), …` or `keeps as many bytes as the baseline`."""
     more = [
         f"{bytes_text(own[kind])} of {kind} ({own[kind] / base[kind]:.3g}x)"
         for kind in KEPT

@@ -43,12 +43,12 @@ class Table(pd.DataFrame):
 
 
 def format_table(table: pd.DataFrame) -> Table:
-    """The same table, which shows itself as people read it."""
+    """Return the table with a readable display: four digits, bytes in units."""
     return Table(table)
 
 
 def _reader(column: Any) -> Any:
-    """What makes a text of a cell of a column."""
+    """Return the function that formats the cells of a column."""
     of_bytes = "bytes" in re.split("[^a-z]", str(column))
 
     def read(value: Any) -> Any:
@@ -64,7 +64,7 @@ def _reader(column: Any) -> Any:
 
 
 def compare(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
+    """Draw loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
 
     The legend names what tells the runs apart; seeds of one setting are a line with a band. A run
     whose equivalence gate failed has no speed. `figure.alt` says it in words. What it does not
@@ -80,17 +80,17 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
 
 def sheets(shown: Sequence[Entry]) -> list[Sheet]:
-    """What `compare` shows, as two sheets: learning, speeds."""
+    """Return the sheets of `compare`: learning, speeds."""
     return [_learning(shown), _speeds(shown)]
 
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results of runs, over steps, seconds of training or bytes on the wire."""
+    """Draw loss and test results over steps, seconds of training, or bytes on the wire."""
     return _learning(naming.settings(runs)).figure()
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
-    """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
+    """Draw samples a second of each run, with whiskers from slow to fast steps."""
     shown = naming.settings(runs)
     words = [speed.throughput_in_words(shown)]
     rows = [[speed.throughput_panel(shown)]]
@@ -98,7 +98,7 @@ def throughput(runs: Iterable[Run] | Run) -> Figure:
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
-    """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
+    """Draw speed-up and efficiency against runs with workers=1, strong and weak."""
     shown = naming.settings(runs)
     words = [speed.speedup_in_words(shown) or speed.NO_BASELINE, speed.refusals(shown)]
     rows = [speed.scaling_panels(shown)]
@@ -106,7 +106,7 @@ def speedup(runs: Iterable[Run] | Run) -> Figure:
 
 
 def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    """One row a run: the differing parameters, state, the gate's verdict, key metrics.
+    """Return a row a run: the differing parameters, state, gate verdict and key metrics.
 
     Raises: LabkitError where there are no runs.
     """
@@ -128,7 +128,7 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def _apart(row: dict[str, Value]) -> dict[str, Value]:
-    """Parameters whose names are those of other columns, under names of their own."""
+    """Rename parameters that have the name of another column."""
     # A strategy or a model may call a field of its own like that.
     return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
 
@@ -156,7 +156,7 @@ def _learning(shown: Sequence[Entry]) -> Sheet:
 
 
 def _speeds(shown: Sequence[Entry]) -> Sheet:
-    """Throughput, speed-up and efficiency beside each other, and what they say."""
+    """Return the sheet of throughput, speed-up and efficiency."""
     words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
     panels = [speed.throughput_panel(shown), *speed.scaling_panels(shown)]
     return Sheet([panels], shown, _title(shown, "Speed"), busy(shown), words)
@@ -169,7 +169,7 @@ def _title(shown: Sequence[Entry], what: str = "") -> str:
 
 
 def _remarks(shown: Sequence[Entry]) -> list[str]:
-    """What a reader must know of all panels: too few cores, runs without results."""
+    """Return remarks on all panels: too few cores, runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
     # Two by name: more would fill the line, and the table has all.
     lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]

@@ -16,7 +16,7 @@ from labkit.figures.kit.sheet import Panel, sheet
 
 
 def shard_labels(experiment: Experiment) -> Figure:
-    """A bar a worker, of as many parts as there are labels among its samples.
+    """Draw the shares of labels among the samples of each worker, as a stacked bar a worker.
 
     Args:
         experiment: with a named data set of classes, or arrays; its data are read.

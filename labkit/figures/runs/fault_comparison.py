@@ -32,13 +32,13 @@ _COLUMNS = {
 
 
 def fault_table(pairs: Pairs) -> pd.DataFrame:
-    """A row a strategy, who keeps most first."""
+    """Return a row a strategy, the highest goodput kept first."""
     table = disturbed(pairs).sort_values("kept", ascending=False, kind="stable")
     return table[list(_COLUMNS)].rename(columns=_COLUMNS).reset_index(drop=True)
 
 
 def fault_costs(pairs: Pairs) -> pd.DataFrame:
-    """A row a death that others have outlived: at which step, and what it took, s."""
+    """Return a row a survived crash: its step, and the seconds of each phase."""
     faults = [
         {"strategy": name, "step": fault["step"]}
         | {f"{part}, s": seconds for part, seconds in fault["seconds"].items()}
@@ -49,7 +49,7 @@ def fault_costs(pairs: Pairs) -> pd.DataFrame:
 
 
 def fault_league(pairs: Pairs, script: str = "") -> Figure:
-    """Goodput that is kept, and the time until each goes on: a bar a strategy.
+    """Draw the goodput kept and the recovery time, a bar a strategy.
 
     Args:
         pairs: by name, the undisturbed run and that with faults.
@@ -90,7 +90,7 @@ def fault_league(pairs: Pairs, script: str = "") -> Figure:
 
 
 def fault_reading(pairs: Pairs) -> Markdown:
-    """Who does not finish comes first; then who keeps most and least, and what was lost."""
+    """Say which strategies did not finish, which keep most and least, and what was lost."""
     table = disturbed(pairs)
     over, failed = table[table["finished"]], table[~table["finished"]]
     return sentences([*_failed(failed, len(table)), *_kept(over), *_lost(over)])
@@ -118,7 +118,7 @@ def _kept(over: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _lost(over: pd.DataFrame) -> Iterator[Finding]:
-    """Samples, and accuracy where it fell most."""
+    """List lost samples, and the largest loss of accuracy."""
     whole: Sequence[str] = list(over[over["lost"] == 0]["name"])
     if len(over):
         yield Finding(

@@ -21,7 +21,7 @@ LATENCY, RATE = "latency_ms", "rows_per_second"
 
 
 def serving(served: Served) -> Figure:
-    """Latency (above) and throughput (below) over the rows of a batch, a column a network.
+    """Draw latency and throughput over the rows of a batch, a column a network.
 
     Lines are medians. The band of a latency spans p10 to p90, that of a throughput all streams.
 
@@ -81,7 +81,7 @@ def _text(column: str, value: float) -> str:
 
 
 def serving_reading(served: Served) -> Markdown:
-    """Who answers first, who answers most, whether slicing pays, what a rank holds, and is it true.
+    """Name the lowest latency and highest throughput, and say whether slicing pays.
 
     One is ahead of another where their spreads do not meet: p10 to p90 of latencies, all streams of
     throughputs.
@@ -102,7 +102,7 @@ _MEET = "spreads meet"
 
 
 def _soonest(latency: pd.DataFrame, network: str) -> Finding:
-    """At the smallest batch."""
+    """Return the lowest latency at the smallest batch."""
     size = min(latency["batch_size"])
     own = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
     first, *others = own.sort_values(LATENCY, kind="stable").to_dict("records")
@@ -119,7 +119,7 @@ def _soonest(latency: pd.DataFrame, network: str) -> Finding:
 
 
 def _most(rate: pd.DataFrame, network: str) -> Finding:
-    """In batches of any size, each way in its best."""
+    """Return the highest throughput, with the best batch of each way."""
     own = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
     first, *others = own.drop_duplicates("way").to_dict("records")
     ahead = all(first[f"{RATE}_low"] > each[f"{RATE}_high"] for each in others)
@@ -143,12 +143,12 @@ def _verdict(ahead: bool) -> str:
 
 
 def _winner(found: Finding) -> str:
-    """Who is ahead, beyond the spread."""
+    """Return the way that is ahead beyond the spread."""
     return "nobody beyond the spread" if found.verdict == _MEET else found.who
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
-    """Against one process, batch by batch."""
+    """Compare slices with one process, batch by batch."""
     own = latency[latency["network"] == network]
     ours, alone = (own[own["way"] == way].set_index("batch_size") for way in (_SLICES, ALONE))
     pays = [n for n in ours.index if ours[f"{LATENCY}_high"][n] < alone[f"{LATENCY}_low"][n]]
@@ -178,7 +178,7 @@ def _true(served: Served) -> Finding:
 
 
 def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Finding:
-    """What stands alone."""
+    """Return the conclusion over all networks."""
     pairs = [
         f"{network}: {_winner(first)} and {_winner(most)}"
         for network, first, most in zip(networks, firsts, mosts, strict=True)
@@ -194,7 +194,7 @@ Row: TypeAlias = dict[str, Any]  # of what `labkit.deployment.compare` returned
 
 
 def deployment(table: pd.DataFrame) -> Figure:
-    """Accuracy against bytes on disk, and against the time of an inference, of each method.
+    """Draw accuracy over bytes on disk, and over the time of an inference, a marker a method.
 
     A marker's shape is the family of its method; up and to the left is better in both
     panels. The whisker spans the repeats. Methods that could do nothing with the model are named.
@@ -216,7 +216,7 @@ def deployment(table: pd.DataFrame) -> Figure:
 
 
 def deployment_reading(table: pd.DataFrame) -> Markdown:
-    """For each method what it did, lost and saved; then the smallest file without a loss shown."""
+    """Say what each method lost and saved, and name the smallest file without a loss."""
     rows = _rows(table)
     original = rows[ORIGINAL]
     found = [
@@ -308,7 +308,7 @@ def _measured(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _lines(rows: dict[str, Row]) -> dict[str, Line]:
-    """A marker a family of methods, a colour a member of it."""
+    """Return a symbol a family of methods, and a colour a member."""
     members: dict[str, list[str]] = {}
     for name, row in rows.items():
         members.setdefault(row["family"], []).append(name)
@@ -325,7 +325,7 @@ def _lines(rows: dict[str, Row]) -> dict[str, Line]:
 
 
 def _panels(table: pd.DataFrame, shown: dict[str, Line]) -> list[Panel]:
-    """Accuracy over bytes on disk, and over the time of an inference."""
+    """Return panels of accuracy over bytes on disk, and over the time of an inference."""
     rows = table.assign(run=table.index.map(str), hover=[*map(_hover, table.to_dict("records"))])
     batch, right = rows["batch_size"].iloc[0], ("accuracy on the test data", dict(SHARES))
     return [

@@ -44,7 +44,7 @@ class Curve:
     _next: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, x: float, y: float) -> None:
-        """One more; what is not a number is left out."""
+        """Add a point; values that are not finite are left out."""
         if not math.isfinite(y):
             return
         self._next.append((x, y))
@@ -233,7 +233,7 @@ class LinkedFigures:
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}
 
     def widget(self) -> ipywidgets.VBox:
-        """The figures under one another, and above them a list of the runs.
+        """Return the figures below each other, under a list of the runs.
 
         A click on a run's line, marker or name in a legend chooses it, a second one lets it go.
         """
@@ -275,7 +275,7 @@ def linked_selection(*figures: Figure) -> LinkedFigures:
 
 
 def _runs(figure: Figure) -> Iterator[tuple[str, str]]:
-    """Keys and labels of the runs that have traces of their own."""
+    """Yield keys and labels of the runs that have traces of their own."""
     for trace in figure.data:
         if "run" in (trace.meta or {}):
             yield trace.meta["run"], unescape(trace.name)

@@ -37,7 +37,7 @@ AXES = {
 
 
 def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str], str]:
-    """Loss and test results over steps, with their places on other axes; remarks; words.
+    """Return panels of loss and test results over all axes, remarks, and texts.
 
     Below them, two in a row, the curves of the user's own.
     """
@@ -70,7 +70,7 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str
 
 
 def _own_names(shown: Sequence[Entry], found: Tables) -> list[str]:
-    """Under which names of the user's own there are curves; the training loss has its panel."""
+    """Return the user-defined metrics with curves, without the training loss."""
     every = dict.fromkeys(name for entry in shown for name in logged(entry.run))
     return [
         name
@@ -86,7 +86,7 @@ def _of_name(found: Tables, name: str, points: int) -> Tables:
 
 
 def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
-    """Those whose curves are drawn: a panel has some hundred pixels, and thousands of runs a fog.
+    """Return the entries whose curves are drawn, because thousands of curves hide each other.
 
     Evenly over all, the first and the last among them, and those whose test results are extreme.
     """
@@ -101,14 +101,14 @@ def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
-    """So many rows, evenly over all; the first and the last among them."""
+    """Return so many rows, evenly over all, with the first and the last one."""
     # Each once: of a short table there are fewer rows than points.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))
     return table.iloc[places[: len(table)]]
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """What the x axis is like over each of the three; bytes only where any were sent."""
+    """Return the x axis over steps, seconds and bytes; bytes only if any were sent."""
     sent = [most for own in losses.values() if len(own) and (most := own["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
@@ -158,7 +158,7 @@ def _panel(
 def _over_all(
     own: pd.DataFrame, entry: Entry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Where a run's points are over the other axes: without a gate no seconds, alone no bytes."""
+    """Return the places of a run on the other axes, without seconds after a failed gate."""
     over = [
         name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
     ]
@@ -166,12 +166,12 @@ def _over_all(
 
 
 def _short(values: pd.Series[float]) -> list[float | None]:
-    """Numbers in five figures, for they are text in the page."""
+    """Return numbers in five figures, because they are text in the page."""
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
 def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
-    """Why there are no bytes, where there are none; what was sent once, where that was much."""
+    """Return why there is no axis of bytes, if there is none."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(own["bytes"].max() > 0 for own in losses.values()):
         return []
@@ -183,7 +183,7 @@ def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
 
 
 def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list[str]:
-    """`workers 1 and workers 2 coincide to 1e-7`: lines that nobody can see apart."""
+    """Return `workers 1 and workers 2 coincide to 1e-7` for lines that cover each other."""
     groups: list[list[Entry]] = []
     worst: list[float] = []
     for entry in shown:
@@ -213,14 +213,14 @@ def _more(count: int) -> str:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two losses, in parts of the greatest; infinite for other steps."""
+    """Return the largest relative difference of two losses; infinite for other steps."""
     if not len(one) or len(one) != len(other) or not np.isfinite(one).all():
         return np.inf
     return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30))
 
 
 def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
-    """`loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
+    """Return `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))

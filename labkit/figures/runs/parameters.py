@@ -47,7 +47,7 @@ Axis = tuple[str, list[Value], Scale]
 
 
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
-    """Each run as a line over its parameters and results; runs in one slot stand side by side.
+    """Draw each run as a line over its parameters and results.
 
     A run whose equivalence gate failed has no speed, so its line is broken there.
 
@@ -59,7 +59,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
 
 
 def parallel_sheet(shown: Sequence[Entry], axes: Sequence[str] | None = None) -> Sheet:
-    """The same, of entries."""
+    """Return the sheet of `parallel_coordinates`, of entries."""
     chosen = _axes(shown, axes)
     panel = Panel(
         title="",
@@ -110,7 +110,7 @@ def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[Trace]:
 
 
 def _side_by_side(each: Scale) -> list[float | None]:
-    """Places where runs of the same slot do not cover each other."""
+    """Return places where runs of the same slot do not cover each other."""
     if not each.slots:
         return list(each.places)
     # Half of a slot stays free, or runs of neighbouring slots could not be told apart.
@@ -127,12 +127,12 @@ def _side_by_side(each: Scale) -> list[float | None]:
 
 
 def _rules(count: int) -> Trace:
-    """The axes themselves, as one trace."""
+    """Return the axes themselves, as one trace."""
     return rule([x for place in range(count) for x in (place, place, None)], [0, 1, None] * count)
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Words above their slot's lines; numbers at the ends of their axis."""
+    """Return texts above the slots of words, and at the ends of axes of numbers."""
     room = _ACROSS // len(axes) + 1  # letters, up to the words of the next axis
     rows = [
         (place, y, safe_text(text), f"middle {side}")
@@ -147,7 +147,7 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
 
 
 def _slot_words(name: str, on: Scale, room: int) -> list[tuple[float, str, str]]:
-    """Left of the first axis is room; elsewhere lines pass, and fewest above those of a slot."""
+    """Return the texts of slots, at the places that fewest lines cross."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     said = [(at + up, word(name, value)) for at, value in on.ticks]
@@ -175,7 +175,7 @@ def _names(axes: Sequence[Axis]) -> Trace:
 
 
 def _room(axes: Sequence[Axis]) -> float:
-    """Left of the first axis, for its words; in distances of axes."""
+    """Return the room left of the first axis for its texts, in distances of axes."""
     name, _, on = axes[0]
     letters = max(len(word(name, value)) for _, value in on.ticks) + 2 if on.slots else 0
     return max(0.035, letters / _ACROSS) * len(axes)
@@ -201,7 +201,7 @@ def heat_map(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Figure:
-    """Results over two parameters, a panel a measure; a cell is the median of its runs.
+    """Draw results over two parameters, a panel a measure; a cell is the median of its runs.
 
     Runs whose equivalence gate failed are in no cell of a speed.
 
@@ -216,7 +216,7 @@ def heat_map(
 def heat_sheet(
     shown: Sequence[Entry], x: str | None = None, y: str | None = None, measures: Sequence[str] = ()
 ) -> Sheet:
-    """The same, of entries."""
+    """Return the sheet of `heat_map`, of entries."""
     found = [entry.run for entry in shown]
     x, y = axes_of(found, x, y)
     table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
@@ -244,7 +244,7 @@ class Grid(NamedTuple):
 
 
 def _laid_out(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
-    """A row a cell, in order, those without runs too: its place, runs, value, and what it says."""
+    """Return a row a cell, also for those without runs: place, runs, value and texts."""
     own = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
     rows = []
     for row, down in enumerate(grid.down):
@@ -294,7 +294,7 @@ def _panel(laid: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
 
 
 def _dots(laid: pd.DataFrame) -> Trace:
-    """A dot at the left of each cell with runs, seen only where one of them is chosen."""
+    """Return a dot in each cell with runs, visible only for a chosen run."""
     # Cells of a heat map cannot be chosen in Plotly: a point in each stands for them.
     own = laid[laid["runs"].map(len) > 0]
     ring = {"width": 2, "color": "#000000"}
@@ -328,7 +328,7 @@ def _cells_in_words(laid: pd.DataFrame, name: str) -> str:
 
 
 def search_history(found: Searched) -> Figure:
-    """Each trial's value, the best so far as a line, and importances as bars."""
+    """Draw the value of each trial, the best so far as a line, and importances as bars."""
     metric, trials = safe_text(found.metric), found.trials
     points = [
         _points(trials[trials["state"] == state], state, symbol)

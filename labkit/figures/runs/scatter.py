@@ -22,7 +22,7 @@ _WIDE = 30.0  # from this ratio on an axis is logarithmic
 
 
 def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
-    """One number of each run over another, a marker a run; bars span the seeds.
+    """Draw one number of each run over another, a marker a run, with bars over the seeds.
 
     Args: runs: to compare; x, y: names of parameters that differ or of metrics, as in
     `lk.frame(runs)`.
@@ -57,7 +57,7 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 def _table(
     shown: Sequence[Entry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
 ) -> pd.DataFrame:
-    """A row a run that has both: their places on the axes, and the seeds' spread."""
+    """Return a row a run with both numbers: their places, and the spread over seeds."""
     rows = []
     for place, entry in enumerate(shown):
         row: dict[str, str | float] = {"run": entry.key}
@@ -76,7 +76,7 @@ _COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_h
 
 
 def _place(values: Sequence[Value], value: Value) -> float:
-    """A number stands for itself; among words, a value for its slot."""
+    """Return a number itself, or the slot of a word."""
     if _words(values):
         return float([repr(slot) for slot in ordered(values)].index(repr(value)))
     return float(value or 0.0)
@@ -108,7 +108,7 @@ _COSTS = {
 
 
 def pareto(runs: Iterable[Run] | Run) -> Figure:
-    """Test accuracy over bytes on the wire and over seconds, with the Pareto front of each panel.
+    """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
 
     Error bars span the seeds. A filled marker: no other run on its network and clock is at least as
     good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has
@@ -118,7 +118,7 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
 
 
 def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
-    """The same, of entries."""
+    """Return the sheet of `pareto`, of entries."""
     looks: dict[str, Entry] = {entry.key: entry for entry in shown}
     table = spending({key: entry.run for key, entry in looks.items()})
     # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
@@ -163,7 +163,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Steps from the cheapest run to the best; by seconds, a front a network and clock."""
+    """Return steps from the cheapest run to the best; by seconds, a front a network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [own for _, own in links]

@@ -22,26 +22,26 @@ _KINDS = {
 
 
 def refusals(shown: Sequence[Entry]) -> str:
-    """One line for each run that may not show a speed; empty where all may."""
+    """Return a line for each run without a speed after a failed gate."""
     failed = [entry for entry in shown if entry.gate_failed]
     lines = [f"{entry.label}: {refused(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
 
 def refused(entry: Entry) -> str:
-    """The sentence that stands where a speed would."""
+    """Return the sentence in place of a speed."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
     return f"no speed figure: equivalence gate failed{size}"
 
 
 def scaled(shown: Sequence[Entry]) -> pd.DataFrame:
-    """The runs against one worker, see `scalings`, by the keys of the entries."""
+    """Return the runs against one worker, see `scalings`, by the keys of the entries."""
     return scalings({entry.key: entry.run for entry in shown})
 
 
 def throughput_panel(shown: Sequence[Entry]) -> Panel:
-    """A bar a run; the whisker reaches from the speed of a slow step (p90) to a fast one (p10)."""
+    """Return a bar a run, with a whisker from slow (p90) to fast steps (p10)."""
     import pandas as pd
 
     rows = [
@@ -64,7 +64,7 @@ def throughput_panel(shown: Sequence[Entry]) -> Panel:
 
 
 def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
-    """Speed-up and efficiency: a marker a run, filled for strong scaling, open for weak.
+    """Return speed-up and efficiency: a marker a run, filled for strong scaling.
 
     Lines go through the medians of seeds, in a band of their spread; the ideal is dashed.
     """
@@ -92,7 +92,7 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
 
 
 def throughput_in_words(shown: Sequence[Entry]) -> str:
-    """Every run's samples a second, or why it has none."""
+    """Return samples a second of every run, or why it has none."""
     parts = []
     for entry in shown:
         speed = entry.metrics.get("samples_per_second")
@@ -104,7 +104,7 @@ def throughput_in_words(shown: Sequence[Entry]) -> str:
 
 
 def speedup_in_words(shown: Sequence[Entry]) -> str:
-    """Every run's speed-up and efficiency; empty where there is no baseline."""
+    """Return speed-up and efficiency of every run; empty without a baseline."""
     labels = {entry.key: entry.label for entry in shown}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
@@ -159,7 +159,7 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
 
 
 def _kinds(table: pd.DataFrame) -> str:
-    """What the markers are: `● strong scaling: same global batch`."""
+    """Return the meaning of markers: `● strong scaling: same global batch`."""
     found = set(table[table["workers"] > 1]["kind"])
     if len(found) == 2:
         return "● strong, ○ weak scaling"

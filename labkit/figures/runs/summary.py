@@ -63,7 +63,7 @@ def _of_run(entry: Entry) -> list[str]:
 
 
 def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
-    """A finding a run that was held against one worker."""
+    """Return a finding a run with a baseline of one worker."""
     labels = {entry.key: entry.label for entry in shown}
     table = speed.scaled(shown)
     return [
@@ -81,7 +81,7 @@ def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
 
 
 def judged(low: float, high: float, lost: str) -> str:
-    """What the spread of a ratio of speeds allows to say."""
+    """Return what the range of a ratio of speeds allows to say."""
     if low > 1:
         return "it pays"
     return lost if high < 1 else "no difference beyond the spread of the steps"
@@ -122,13 +122,13 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _accuracy(entry: Entry) -> Finding | None:
-    """Test accuracy, the mean over seeds."""
+    """Return the test accuracy, the mean over seeds."""
     values = list(accuracies(entry.run).values())
     return _of_seeds(entry, "test accuracy", values, "{:.2%}".format)
 
 
 def _loss(entry: Entry) -> Finding | None:
-    """Test loss, the mean over seeds."""
+    """Return the test loss, the mean over seeds."""
     found = (seed.metrics.get("test_loss") for seed in seeds_of(entry.run))
     return _of_seeds(entry, "test loss", [v for v in found if v is not None], "{:.4g}".format)
 
@@ -143,7 +143,7 @@ def _of_seeds(
 
 
 def _speed(entry: Entry) -> Finding | None:
-    """Samples/s: the median seed, the slowest and the fastest; None where none may be said."""
+    """Return samples/s of the median seed with the slowest and fastest, unless the gate failed."""
     value = entry.metrics.get("samples_per_second")
     if not value or entry.gate_failed:
         return None
@@ -153,7 +153,7 @@ def _speed(entry: Entry) -> Finding | None:
 
 
 def _bytes(entry: Entry) -> Finding | None:
-    """Bytes on the wire a step; None where nothing is sent."""
+    """Return bytes on the wire a step; None for no bytes."""
     value = entry.metrics.get("wire_bytes_per_step")
     if not value:
         return None
@@ -161,7 +161,7 @@ def _bytes(entry: Entry) -> Finding | None:
 
 
 def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Those that did the same task for as many samples on the same clock, by what tells them apart.
+    """Return runs of the same task, number of samples and clock, by what tells the groups apart.
 
     Modelled seconds are no seconds, so that runs of both clocks are never one ranking.
     """
@@ -204,7 +204,7 @@ _Place = tuple[Finding, Entry]
 def _ranked(
     found: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
 ) -> list[_Place]:
-    """Those with a value, the best first: the greatest for sign 1, the least for -1."""
+    """Return the runs with a value, the greatest first for sign 1, the least for -1."""
     known = [(finding, entry) for entry in found if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
 
@@ -212,7 +212,7 @@ def _ranked(
 def _lead(
     ranked: Sequence[_Place], most: str, judged: Callable[[_Place, _Place], str], more: str = ""
 ) -> Finding:
-    """The best beside the next best; where the seeds do not tell them apart, that comes first."""
+    """Return the best beside the next best, or first that the seeds do not tell them apart."""
     best, *others = ranked
     if not others:
         return replace(best[0], what=f"{most} {best[0].what}")
@@ -240,7 +240,7 @@ def _best(found: Sequence[Entry]) -> Finding | None:
 
 
 def _of_ones_own(found: Sequence[Entry]) -> list[Finding]:
-    """Numbers under names of the user's own; whether more of them is better, only they know."""
+    """Return findings on user-defined metrics, of which only the user knows the direction."""
     names = dict.fromkeys(name for entry in found for name in own_results(entry.run))
     ranked = [_ranked(found, partial(_result, name), 1) for name in names]
     ranked = [each for each in ranked if each]
@@ -250,7 +250,7 @@ def _of_ones_own(found: Sequence[Entry]) -> list[Finding]:
 
 
 def _result(name: str, entry: Entry) -> Finding | None:
-    """A result under a name of the user's own, the mean over seeds."""
+    """Return a user-defined metric, the mean over seeds."""
     found = (seed.metrics.get(name) for seed in seeds_of(entry.run))
     return _of_seeds(entry, name, [v for v in found if is_number(v)], "{:.4g}".format)
 

@@ -34,7 +34,7 @@ def cost_curves(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Figure:
-    """Simulated time over size of the buffer, a panel a network; where the fastest changes.
+    """Draw simulated time over buffer size, a panel a network, and where the fastest changes.
 
     Markers are the simulator's, the thin lines the closed forms (`labkit.simulate.closed_form`),
     which know one switch only.
@@ -112,7 +112,7 @@ def _traces(each: Costs, looks: dict[str, Line], size: int, gamma: float) -> lis
 
 
 def _envelope(each: Costs) -> str:
-    """`butterfly up to 23 KiB, then ring`"""
+    """Return `butterfly up to 23 KiB, then ring`."""
     names = [" = ".join(stretch.algorithms) for stretch in each.fastest]
     if len(names) == 1:
         return f"fastest: {names[0]}"
@@ -129,7 +129,7 @@ def _in_turn(each: Costs) -> str:
 def counts_table(
     algorithms: Iterable[str] = tuple(ALLREDUCE), sizes: Iterable[int] = (2, 4, 8)
 ) -> pd.DataFrame:
-    """One row an algorithm and number of ranks: what is counted, what the formula says, equal.
+    """Return a row an algorithm and number of ranks: counts by schedule and by formula.
 
     `volume` and `busiest_rank` are bytes sent, by all and by the rank that sends most, in units of
     the buffer n; `equal` holds every single rank against the formula.
@@ -189,7 +189,7 @@ def link_utilisation(
     network: str | Network = "1GbE",
     gamma: float = 0.0,
 ) -> Figure:
-    """A heat map an algorithm: how busy each link is over time, all on the same axis of time.
+    """Draw the use of each link over time as a heat map an algorithm.
 
     Args: algorithms: a name of `labkit.schedules`, or several; size: ranks; nbytes: of the
     buffer; network: a name, or a `Network`; gamma: s to add one byte.
@@ -238,7 +238,7 @@ def link_reading(
     network: str | Network = "1GbE",
     gamma: float = 0.0,
 ) -> Markdown:
-    """Which link each algorithm leans on, and how much longer it takes for that."""
+    """Name the busiest links of each algorithm, and compare the times."""
     found = simulations(algorithms, size, nbytes, network, gamma)
     least = min(each.seconds for each in found.values())
     said = []
@@ -259,13 +259,13 @@ def simulations(
     network: str | Network,
     gamma: float = 0.0,
 ) -> dict[str, Simulation]:
-    """Each algorithm with its trace."""
+    """Return the simulation of each algorithm, with its trace."""
     names = [algorithms] if isinstance(algorithms, str) else list(dict.fromkeys(algorithms))
     return {name: simulate(name, size, nbytes, network, gamma=gamma, trace=True) for name in names}
 
 
 def _summary(each: Simulation) -> str:
-    """`rank 0 out and rank 0 in are in use 50% of the time, the others 7%`"""
+    """Return `rank 0 out and rank 0 in are in use 50% of the time, the others 7%`."""
     if not each.seconds:
         return "no link is used"
     share = each.occupied / each.seconds

@@ -52,7 +52,7 @@ ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 
 
 def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
-    """The traces after so many rounds; texts: what stands in the chunks, [rank][chunk]."""
+    """Return the traces after so many rounds; texts: the contents of chunks, [rank][chunk]."""
     sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
     return [
         _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
@@ -65,13 +65,13 @@ def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str)
 
 
 def rank_circle(names: Sequence[str]) -> Trace:
-    """The circle of rank_circle and switches."""
+    """Return the circle of ranks and switches."""
     circle = {"size": 26, "color": CLEAR, "line": {"color": INK, "width": 1.5}}
     return words(_place(len(names)), names, 13, mode="markers+text", marker=circle)
 
 
 def frame_layout(names: Sequence[str], chunks: int) -> Trace:
-    """Axes of the circle, of the boxes and of the line above them, with the boxes' frames."""
+    """Return the axes of circle, boxes and caption, with the frames of boxes."""
     size = len(names)
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
@@ -99,7 +99,7 @@ def frame_layout(names: Sequence[str], chunks: int) -> Trace:
 
 
 def _boxes(rank: int, chunks: int) -> list[Trace]:
-    """A frame around a rank's buffer, and a line between its chunks."""
+    """Return a frame around the buffer of a rank, and lines between its chunks."""
     on = {"xref": "x2", "yref": "y2", "layer": "below", "y0": rank + 0.08, "y1": rank + 0.92}
     frame: Trace = {"type": "rect", "x0": 0, "x1": chunks, "line": {"color": INK, "width": 1}}
     between: Trace = {"type": "line", "line": {"color": GRID, "width": 1}}
@@ -108,13 +108,13 @@ def _boxes(rank: int, chunks: int) -> list[Trace]:
 
 
 def _place(size: int) -> Points:
-    """Ranks around the circle, rank 0 above, clockwise; shape (size, 2)."""
+    """Return ranks around the circle, rank 0 on top, clockwise; shape (size, 2)."""
     angle = 2 * np.pi * np.arange(size) / size
     return np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
 def _curve(start: Points, stop: Points) -> Points:
-    """A curve between two rank_circle, bent to the right so that both directions show."""
+    """Return a curve between two ranks, bent to the right so that both directions show."""
     way = stop - start
     side = np.array([way[1], -way[0]])
     middle = (start + stop) / 2 + 0.14 * side
@@ -128,7 +128,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """All messages of one kind."""
+    """Return all messages of one kind."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -139,7 +139,7 @@ def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str)
 
 
 def _labels(sent: Round, size: int, chunks: int) -> Trace:
-    """The chunk beside each arrow, nearer to its source: arrows cross in the middle."""
+    """Return the chunk beside each arrow, near its source, because arrows cross in the middle."""
     # One chunk is the whole buffer, of which nothing need be said.
     rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
     place = _place(size)
@@ -155,14 +155,14 @@ def _labels(sent: Round, size: int, chunks: int) -> Trace:
 
 
 def _strip_edges(chunks: int, size: int) -> Points:
-    """Edges of the segments of all strips: a segment a rank, and gaps between them."""
+    """Return the edges of the segments of all strips: a segment a rank, with gaps."""
     width = (1 - 2 * EDGE) / size
     start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # (chunks, size)
     return np.stack([start, start + 0.86 * width], axis=2).ravel()
 
 
 def _strips(holdings: Holdings, number: int) -> Trace:
-    """A strip under each chunk, with a segment a rank: it shows whose values are in it."""
+    """Return a strip under each chunk, with a segment for each rank whose value it holds."""
     held = holdings.held[number]
     nodes, chunks, size = held.shape
     kind = np.where(held > 0, 2, 1)
@@ -183,7 +183,7 @@ def _strips(holdings: Holdings, number: int) -> Trace:
 
 
 def _words(holdings: Holdings, number: int, texts: Sequence[Sequence[str]]) -> Trace:
-    """What stands in each chunk, above its strip."""
+    """Return the contents of each chunk, above its strip."""
     held = holdings.held[number]
     nodes, chunks, size = held.shape
     column, row = np.meshgrid(np.arange(chunks), np.arange(nodes))
@@ -214,7 +214,7 @@ def message_trace(
     values: ArrayLike | None = None,
     nbytes: float = 2**20,
 ) -> Figure:
-    """An animated figure of a schedule, a frame a round: arrows between ranks, and their chunks.
+    """Animate a schedule, a frame a round: arrows between ranks, and their chunks.
 
     Rank 2 starts with a2, b2, … in its chunks; a chunk that holds a0+a2 is the sum of those of
     ranks 0 and 2, and Σa that of all. Play, pause and a slider move through the rounds.
@@ -258,7 +258,7 @@ def message_trace(
 
 
 def _title(name: str) -> str:
-    """`ring allreduce`; another collective is called what it is."""
+    """Return `ring allreduce`; other collectives keep their name."""
     words = name.replace("_", " ")
     return f"{words} allreduce" if name in ALLREDUCE | IN_NETWORK else words
 
@@ -272,7 +272,7 @@ def _schedule(algorithm: str | Schedule, network: Network | None) -> Schedule:
 def _times(
     schedule: Schedule, size: int, nbytes: float, network: Network, rounds: int
 ) -> list[tuple[float, float]]:
-    """When the first byte of each round leaves and when its last message is delivered, in s."""
+    """Return the first departure and the last delivery of each round, in s."""
     trace = simulate(schedule, size, nbytes, network, trace=True).trace
     assert trace is not None  # for the type checker: a trace was asked for
     places = [trace.round == number for number in range(rounds)]
@@ -280,7 +280,7 @@ def _times(
 
 
 def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]]]:
-    """What stands in chunk c of rank r after k rounds, [k][r][c]: a name, or a number."""
+    """Return the contents of chunk c of rank r after k rounds, [k][r][c]: a name, or a number."""
     _, size, chunks, _ = holdings.held.shape
     if values is None:
         room = max(4, 76 // chunks)  # letters that fit between the edges of a chunk
@@ -298,7 +298,7 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
 
 
 def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> list[str]:
-    """One line a state: what was sent, and when."""
+    """Return a line a state: the messages of the round, and its times."""
     count = len(holdings.rounds)
     lines = ["the start: every rank has its own values"]
     for number, each in enumerate(holdings.rounds, 1):
@@ -313,7 +313,7 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
 
 
 def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
-    """The trace for those who do not see it: rounds and messages, and the end."""
+    """Return the trace as text: rounds, messages and the end."""
     rounds, total = len(holdings.rounds), holdings.messages
     said = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
     for each, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
@@ -329,7 +329,7 @@ def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
 
 
 def _messages(holdings: Holdings, each: Round) -> str:
-    """`0 to 1 adds d, 1 to 2 adds a`"""
+    """Return `0 to 1 adds d, 1 to 2 adds a`."""
     whole, names = holdings.chunks == 1, holdings.labels
     return ", ".join(
         f"{names[source]} to {names[destination]} {'adds' if reduce else 'replaces'}"

@@ -28,7 +28,7 @@ POINTS = 33
 def predicted_and_measured(
     rows: Rows, network: str | Network | Fit | None = None, gamma: float = 0.0
 ) -> tuple[pd.DataFrame, Figure]:
-    """Simulate what was measured; a table with the error, and a figure with the spread.
+    """Simulate measured collectives; return a table with errors, and a figure.
 
     The error is predicted / measured - 1. What has no schedule ("mpi", "shared_memory") is shown
     as measured; rows whose results were wrong have no time.
@@ -51,7 +51,7 @@ def predicted_and_measured(
 def _curve(
     name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
-    """The prediction between the measured sizes too: on logarithmic axes it is no straight line."""
+    """Return the prediction also between measured sizes, because it is curved on log axes."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
     sizes = [float(each) for each in grid]
     return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
@@ -102,7 +102,7 @@ def _figure(
 
 
 def _measured(look: Line, group: pd.DataFrame) -> Trace:
-    """Times in s, from the least to the 90th percentile."""
+    """Return times in s, from the least to the 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     said = [
@@ -114,7 +114,7 @@ def _measured(look: Line, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: Line, group: pd.DataFrame) -> Trace:
-    """100 · error; the whiskers: had the least or the 90th percentile been the measured time."""
+    """Return errors in per cent; whiskers are those of the least and the 90th percentile."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -126,7 +126,7 @@ def _errors(look: Line, group: pd.DataFrame) -> Trace:
 
 
 def prediction_reading(table: pd.DataFrame) -> Markdown:
-    """How far each algorithm's prediction was off, and what the slowest cost beside the rest."""
+    """Say the error of each algorithm, and compare the slowest with the others."""
     groups = table.groupby("algorithm", sort=False)
     found = [Finding(f"**{name}**", said=(_of_errors(group),)) for name, group in groups]
     return sentences([*found, *map(Finding, _of_slowest(table))])
@@ -151,7 +151,7 @@ def _of_errors(group: pd.DataFrame) -> str:
 
 
 def _of_slowest(table: pd.DataFrame) -> list[str]:
-    """How long the slowest takes at the largest buffer, beside each other algorithm."""
+    """Compare the slowest with each other algorithm at the largest buffer."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
     # Those with wrong results have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")

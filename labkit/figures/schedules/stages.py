@@ -23,7 +23,7 @@ __all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_ta
 
 
 def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""A row a run and rank: time and traffic of a step, and memory by kind, all in one table.
+    r"""Return a row a run and rank: time and traffic of a step, and memory by kind.
 
     `stages` on the rank; `utilisation`: share of the steady steps' time in which it computes;
     `step_ms`, median; `payload_bytes` and `messages` that it hands over in a step, mean;
@@ -45,7 +45,7 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
-    r"""A row a run of a model in stages: bubbles and speed-ups, measured beside theory.
+    r"""Return a row a run of a model in stages: bubbles and speed-ups, measured and in theory.
 
     `bubble_measured`: share of all ranks' time, from the first row of a step to its last, in which
     they do not compute, the median of the steady steps (`_low`, `_high`: 10th and 90th
@@ -84,7 +84,7 @@ NEAR = 0.9  # of what is possible
 
 
 def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
-    """For each run its bubble beside theory and its speed-up; then what more micro-batches bring.
+    """Say the bubble and speed-up of each run, and the gain of more micro-batches.
 
     Args and raises: as `pipeline_table`.
     """
@@ -98,7 +98,7 @@ def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
 
 
 def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
-    """For each way to cut a model: memory of the fullest rank, idleness, traffic, length of a step.
+    """Compare ways to cut a model: memory, idle time, traffic and length of a step.
 
     Args: runs: of one model; baseline: what they are compared with, one process; default: the
     first of the runs with workers=1.
@@ -181,7 +181,7 @@ def _cut(row: Row, own: Row | None) -> Iterable[str]:
 
 
 def _share(value: float) -> str:
-    """Three digits: of a short step more would be noise."""
+    """Return three digits, because more of a short step would be noise."""
     return f"{value:.2f}" if value < 10 else f"{value:.3g}"
 
 
@@ -203,7 +203,7 @@ def _known(value: float) -> bool:
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
-    r"""Speed-up against m: a point a run with the spread of its steps, the ideal as a dashed curve.
+    r"""Draw speed-up over micro-batches, a point a run, with the ideal as a dashed curve.
 
     The ideal is that of p equal stages and free messages, \(\frac{m p}{m + p - 1}\): what GPipe
     and 1F1B can reach.
