@@ -23,7 +23,7 @@ from labkit.figures import (
     table,
 )
 from labkit.figures.kit.axes import number_text, scale
-from labkit.figures.kit.canvas import gathered
+from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
 from labkit.records.questions.losses import smoothed
@@ -244,7 +244,7 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
     line = {"x": [1, 2], "y": [3, 4], "meta": {"run": "a"}, "name": "a"}
     short = {"x": [1], "y": [3], "mode": "lines", "meta": {"run": "b"}, "name": "b"}
     front = {"x": [1], "y": [3], "name": "front"}
-    assert gathered([line, short, front]) == [line, short, front]
+    assert join_points([line, short, front]) == [line, short, front]
 
 
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
-from labkit.figures.exchange.compression import by_method, methods
+from labkit.figures.exchange.compression import group_by_method, methods
 from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
@@ -63,7 +63,7 @@ def test_a_method_is_called_as_a_notebook_writes_it(tmp_path: Path) -> None:
 def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, network=name) for name in ("1GbE", "100Mb")]
     runs.append(write_method(tmp_path, network="1GbE", compressor=TOP_K))
-    groups = by_method(entries(runs))
+    groups = group_by_method(entries(runs))
     assert {name: len(group) for name, group in groups.items()} == {
         "no compression": 2,
         "TopK 1 %": 1,
@@ -72,7 +72,7 @@ def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
 
 def test_methods_of_one_compressor_are_told_apart(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, algorithm=name) for name in ("ring", "tree")]
-    assert list(by_method(entries(runs))) == ["ring", "tree"]
+    assert list(group_by_method(entries(runs))) == ["ring", "tree"]
 
 
 def test_the_baseline_is_equal_but_for_compression_and_of_the_same_network(tmp_path: Path) -> None:

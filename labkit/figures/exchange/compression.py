@@ -16,8 +16,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines, names
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
-from labkit.figures.runs.speed import refusals, refused
+from labkit.figures.kit.sheet import Panel, Trace, overload, sheet
+from labkit.figures.runs.speed import refusal, refusals
 from labkit.records import bandwidths
 from labkit.records.bandwidths import LATENCY, RANGE, Method, emulated, in_turn, winners
 from labkit.records.compressors import baseline_of, fields_of, method, task
@@ -73,10 +73,10 @@ def bandwidth(
     ]
     words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in found)]
     said = [*words, refusals(shown)]
-    return sheet([[panel]], looks.values(), title, [*remarks, *busy(shown)], said, plot=340)
+    return sheet([[panel]], looks.values(), title, [*remarks, *overload(shown)], said, plot=340)
 
 
-def held_against(found: Iterable[Method]) -> str:
+def simulation_error_text(found: Iterable[Method]) -> str:
     """Return the errors of the simulation against measured steps, as the end of a sentence."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(found).values()]
     if not sizes:
@@ -92,7 +92,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
     """
     # One worker has no link whose bandwidth could matter.
     usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
-    groups = {name: [e.run for e in group] for name, group in by_method(usable).items()}
+    groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
     found = bandwidths.methods(groups)
     if not found:
         raise LabkitError(
@@ -102,7 +102,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
     return found
 
 
-def by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+def group_by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Return runs by method; the runs of a method differ in network and seed only."""
     groups: dict[str, list[Entry]] = {}
     for entry in shown:
@@ -272,7 +272,7 @@ def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
         )
     if entry.gate_failed or base.gate_failed:
         failed = entry if entry.gate_failed else base
-        return [*said, f"{failed.label}: {refused(failed)}"]
+        return [*said, f"{failed.label}: {refusal(failed)}"]
     costs = step_costs(entry.run)
     if costs is not None:
         parts = ("codec", "wire", "wait")
@@ -340,6 +340,6 @@ def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
         said.append(
             f"Simulation, from measured compute, codec and bytes on links of "
             f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
-            f"{held_against(found)}"
+            f"{simulation_error_text(found)}"
         )
     return said

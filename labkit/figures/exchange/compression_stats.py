@@ -7,7 +7,7 @@ import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Line, clock_and_network, entries, lines, spoken
+from labkit.figures.kit.entries import Line, clock_and_network, compressor_text, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.sheet import Panel, sheet
@@ -41,9 +41,8 @@ def microscope(run: Run) -> Figure:
     drawn = observed[observed["layer"].isin(shown)]
     panels = [_panel(drawn, measure, looks) for measure in MEASURES]
     where = clock_and_network(entries([run]))
-    title = (
-        f"Compression under the microscope · {spoken(method(run), with_feedback=True)} · {where}"
-    )
+    compressor = compressor_text(method(run), with_feedback=True)
+    title = f"Compression under the microscope · {compressor} · {where}"
     remarks = ["mean over ranks and seeds; values that are not finite are left out"]
     if len(shown) < len(layers):
         remarks.append(f"{len(shown)} of {len(layers):,} layers are drawn, evenly over all")

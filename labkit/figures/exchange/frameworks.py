@@ -8,10 +8,10 @@ import pandas as pd
 
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import clock_and_network, completed
+from labkit.figures.kit.entries import clock_and_network, completed_entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import matrix_panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.records.questions.frameworks import Beside, beside, sent
 from labkit.records.run import Run
 
@@ -23,7 +23,7 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
         runs: of `TFDistribute` and `Peer`; others, whose messages go by MPI, are left out, and
             those that ran on a system that does not count, as all but Linux.
     """
-    shown = [entry for entry in completed(runs) if not sent(entry.run).empty]
+    shown = [entry for entry in completed_entries(runs) if not sent(entry.run).empty]
     panels, words = [], []
     for entry in shown:
         table = sent(entry.run)
@@ -40,7 +40,7 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
         words.append(f"{entry.label}: {', '.join(said) or 'nothing crosses between processes'}")
     title = "Bytes a step between processes of other frameworks"
     title += f" · {clock_and_network(shown)}" if shown else ""
-    return sheet(panels, [], title, busy(shown), words, plot=220)
+    return sheet(panels, [], title, overload(shown), words, plot=220)
 
 
 def framework_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def framework_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _beside(runs: Iterable[Run] | Run) -> Beside:
-    return beside({entry.label: entry.run for entry in completed(runs)})
+    return beside({entry.label: entry.run for entry in completed_entries(runs)})
 
 
 def _said(found: Beside) -> Iterator[Finding]:

@@ -25,8 +25,8 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.marks import part_bars, points
-from labkit.figures.kit.sheet import Panel, Trace, busy, sheet
-from labkit.figures.runs.speed import refusals, refused
+from labkit.figures.kit.sheet import Panel, Trace, overload, sheet
+from labkit.figures.runs.speed import refusal, refusals
 from labkit.records.overlap import NO_SPEED, hidden_parts, overlaps
 from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs
@@ -70,8 +70,8 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
     panels, words = [], []
     for entry in shown:
         if entry.gate_failed:
-            panels.append(Lanes(entry.label, note=refused(entry)))
-            words.append(f"{entry.label}: {refused(entry)}")
+            panels.append(Lanes(entry.label, note=refusal(entry)))
+            words.append(f"{entry.label}: {refusal(entry)}")
         else:
             said = _durations(drawn[entry.key])
             panels.append(_panel(f"{entry.label}\n{said}", drawn[entry.key]))
@@ -171,7 +171,7 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
     found = [
-        Finding(f"**{entry.label}**", said=(refused(entry),) if entry.gate_failed else _words(row))
+        Finding(f"**{entry.label}**", said=(refusal(entry),) if entry.gate_failed else _words(row))
         for entry, row in zip(shown, table.to_dict("records"), strict=True)
     ]
     timed = table["step_ms"].dropna()
@@ -266,7 +266,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     looks = [Line(part, color, "solid", "square") for part, (color, _) in _LOOKS.items()]
     below = 36 + _LINE * max(map(len, names), default=0)
     said = [*words, refusals(shown)]
-    figure = sheet([[panel]], looks, title, busy(shown), said, plot=280, below=below)
+    figure = sheet([[panel]], looks, title, overload(shown), said, plot=280, below=below)
     # The parts add up to a step, which the diamond shows as measured.
     figure.update_layout(barmode="stack")
     return figure

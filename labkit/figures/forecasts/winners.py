@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bits_text, bytes_text, number_text, plural, seconds_text
 from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.marks import cells, in_steps
+from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.sheet import Trace
 from labkit.forecast import Calibration, Forecast, Source
 from labkit.forecast.study import Place, Study
@@ -73,7 +73,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         where: what else is to be known of the machines.
     """
     from labkit.figures.kit.canvas import HEAD
-    from labkit.figures.kit.frames import CONTROLS, LEGEND, legend, played
+    from labkit.figures.kit.frames import CONTROLS, LEGEND, animation, legend
 
     names, banded = list(places[0].seconds), places[0].bands is not None
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
@@ -102,7 +102,7 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
         bandwidth=table["bandwidth"].map(bits_text),
         gain=table["gain"].map("{:.0%}".format),
     )
-    return played(
+    return animation(
         squares,
         states,
         layout,
@@ -172,7 +172,7 @@ def _cells(
         [[names.index(str(cell["winner"])) for cell in row] for row in rows],
         [bits_text(each) for each in bandwidths],
         [f"{each:,}" for each in workers],
-        in_steps([*looks.values()] if len(names) > 1 else [*looks.values()] * 2),
+        step_colors([*looks.values()] if len(names) > 1 else [*looks.values()] * 2),
         max(len(names) - 1, 1),
         "%{customdata}",
         gap=2,

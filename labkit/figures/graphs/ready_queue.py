@@ -15,7 +15,7 @@ from labkit.figures.graphs.step import CLOCK, nodes_of, short
 from labkit.figures.kit.canvas import Figure, axis
 from labkit.figures.kit.entries import INK, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.frames import BARE, legend, played, table, words
+from labkit.figures.kit.frames import BARE, animation, legend, table, words
 from labkit.figures.kit.sheet import Trace
 from labkit.records.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_queue
 from labkit.records.step_graph import StepGraph
@@ -199,7 +199,7 @@ def ready_animation(graph: StepGraph) -> Figure:
         for moment, caption, length in zip(moments, captions, lengths, strict=True)
     ]
     title = f"Ready queue of one step · {CLOCK}"
-    return played(
+    return animation(
         fixed=fixed_traces(nodes, places, [1e3 * each.time for each in moments], lengths),
         states=states,
         layout=frame_layout(places, max(lengths)),

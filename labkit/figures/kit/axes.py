@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
-from labkit.figures.kit.entries import spoken
+from labkit.figures.kit.entries import compressor_text
 from labkit.figures.kit.sheet import Trace
 from labkit.records.compressors import called
 from labkit.records.questions.columns import Value, ordered
@@ -65,7 +65,7 @@ def word(name: str, value: Value) -> str:
     if value is None:
         return called(None) if name == "compressor" else "none"
     if name == "compressor":
-        return spoken(str(value), with_feedback=True)
+        return compressor_text(str(value), with_feedback=True)
     text = number_text(value) if is_number(value) else scrub(str(value))
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 

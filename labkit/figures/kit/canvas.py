@@ -122,7 +122,7 @@ def draw(
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
             # So many have no legend, whose clicks need traces of their own.
-            traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
+            traces = panel.traces if len(shown) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:
         layout["updatemenus"] = [_switch(figure, switched)]
@@ -157,7 +157,7 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
     return {"type": "buttons", "direction": "right", "buttons": buttons} | place | look
 
 
-def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
+def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     """Return one panel as a figure without texts around it; many: the figure has many runs.
 
     As it is, without Plotly's `Figure`: to check a hundred curves takes longer than to draw them.
@@ -165,7 +165,7 @@ def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     # Beside others a panel leaves the names of its rows to the first of them.
     named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
-    traces = gathered(panel.traces) if many else panel.traces
+    traces = join_points(panel.traces) if many else panel.traces
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
     del layout["template"]  # it is Python's Plotly that has names for them
     layout |= {"height": plot + below + 12, "showlegend": False}
@@ -279,7 +279,7 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
     }
 
 
-def gathered(traces: Sequence[Trace]) -> list[Trace]:
+def join_points(traces: Sequence[Trace]) -> list[Trace]:
     """Join traces of one point each into one trace, which a browser draws a hundred times faster.
 
     A trace says whose it is in its `meta`, for the picker and for linked selection: `run`, the key

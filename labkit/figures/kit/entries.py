@@ -110,7 +110,11 @@ def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
     """Return a word for each value, as short as possible without two equal words."""
     distinct = {repr(value): _plain(name, value) for value in values}
     forms: list[Callable[[str], str]]
-    forms = [_cut] if name != "compressor" else [spoken, partial(spoken, with_feedback=True)]
+    forms = (
+        [_cut]
+        if name != "compressor"
+        else [compressor_text, partial(compressor_text, with_feedback=True)]
+    )
     for form in forms:
         short = {key: _cut(form(text)) for key, text in distinct.items()}
         if len(set(short.values())) == len(short):
@@ -128,7 +132,7 @@ def _plain(name: str, value: Value) -> str:
     return text if bare else f"{_SHORT.get(name, name.replace('_', ' '))} {text}"
 
 
-def spoken(compressor: str, with_feedback: bool = False) -> str:
+def compressor_text(compressor: str, with_feedback: bool = False) -> str:
     """Return `TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`; other names stay as they are."""
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
@@ -263,7 +267,7 @@ def settings(runs: Iterable[Run] | Run) -> list[Entry]:
     return entries(gathered([runs] if isinstance(runs, Run) else list(runs)))
 
 
-def completed(runs: Iterable[Run] | Run) -> list[Entry]:
+def completed_entries(runs: Iterable[Run] | Run) -> list[Entry]:
     """Return entries of runs with results; raise LabkitError for a run without any."""
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
@@ -281,10 +285,10 @@ def key(run: Run) -> str:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run, of the parameters in which the runs differ."""
-    return named(runs, differences(runs))
+    return distinct_labels(runs, differences(runs))
 
 
-def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
+def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
     """Return names from known differences; a star marks ranks that share cores."""
     found = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)

@@ -37,7 +37,7 @@ class Animation(Figure):
         return f"<details><summary>Step by step</summary>{self.layout.meta['table']}</details>"
 
 
-def played(
+def animation(
     fixed: Sequence[Trace],
     states: Sequence[Sequence[Trace]],
     layout: Trace,

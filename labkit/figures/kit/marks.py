@@ -289,7 +289,7 @@ def matrix_panel(
         values,
         names,
         names,
-        towards("213,94,0", 0.3),
+        fade_to("213,94,0", 0.3),
         max(1, values.max()),
         f"%{{y}} {verb} %{{x}}",
         gap=1,
@@ -316,13 +316,13 @@ def part_bars(
     } | changes
 
 
-def towards(color: str, alpha: float = 1.0) -> Scale:
+def fade_to(color: str, alpha: float = 1.0) -> Scale:
     """Return colours from clear to this one ("213,94,0"), pale enough for legible text."""
     # Clear at the low end, so that the page's own colour shows: light or dark.
     return [(0, f"rgba({color},0)"), (1, f"rgba({color},{alpha})")]
 
 
-def in_steps(colors: Sequence[str]) -> Scale:
+def step_colors(colors: Sequence[str]) -> Scale:
     """Return a colour for each of the values 0, 1, 2, …, half a step to both sides."""
     last = len(colors) - 1
     return [

@@ -110,6 +110,6 @@ def sheet(
     return Sheet(rows, list(shown), title, remarks, words, plot, below).figure()
 
 
-def busy(shown: Iterable[Entry]) -> list[str]:
+def overload(shown: Iterable[Entry]) -> list[str]:
     """Return the remark on more threads than cores, if a run had them."""
     return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in shown) else []

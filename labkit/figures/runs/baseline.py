@@ -8,7 +8,7 @@ from math import comb
 import pandas as pd
 
 from labkit.common.units import bytes_text
-from labkit.figures.kit.entries import completed
+from labkit.figures.kit.entries import completed_entries
 from labkit.figures.kit.findings import Markdown
 from labkit.records.compressors import method
 from labkit.records.pace import in_order
@@ -72,7 +72,7 @@ def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
 
     Raises: LabkitError, where there are no runs, or one has no results.
     """
-    return precisions({entry.label: entry.run for entry in completed(runs)}, baseline)
+    return precisions({entry.label: entry.run for entry in completed_entries(runs)}, baseline)
 
 
 def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
@@ -80,7 +80,7 @@ def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
 
     Raises: as `precision_table`.
     """
-    shown = completed(runs)
+    shown = completed_entries(runs)
     base = baseline.metrics["memory_bytes"]
     lines = [
         f"**{entry.label}** {_memory(entry.metrics['memory_bytes'], base)}."

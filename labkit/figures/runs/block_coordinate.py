@@ -14,8 +14,8 @@ from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
-from labkit.figures.kit.marks import cells, line_over_band, towards
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.marks import cells, fade_to, line_over_band
+from labkit.figures.kit.sheet import Panel, overload, sheet
 from labkit.records.questions.losses import loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
@@ -51,7 +51,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
         y_axis={"type": "log", "exponentformat": "power"},
     )
     title = f"Gap by rounds · {clock_and_network(shown)}"
-    return sheet([[panel]], shown, title, busy(shown), words, plot=320)
+    return sheet([[panel]], shown, title, overload(shown), words, plot=320)
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
@@ -71,7 +71,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
         title="Blocks that never change in one round\ncolour: their coupling, 0 (clear) to 1",
         x="block",
         y="block",
-        traces=[cells(drawn, colors=towards("213,94,0", 0.8), most=1.0, hover=hover)],
+        traces=[cells(drawn, colors=fade_to("213,94,0", 0.8), most=1.0, hover=hover)],
         y_axis={"autorange": "reversed"},
     )
     pairs, count = int(apart.sum()) // 2, len(couplings)

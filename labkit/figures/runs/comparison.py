@@ -13,9 +13,9 @@ from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, number_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
-from labkit.figures.kit.sheet import Sheet, busy
+from labkit.figures.kit.sheet import Sheet, overload
 from labkit.figures.runs import speed
-from labkit.figures.runs.learning import chosen, learning_panels
+from labkit.figures.runs.learning import learning_panels, select_curves
 from labkit.records.questions.columns import Value, differences
 from labkit.records.run import KEY_METRICS, Run, key_metrics, logged, verdict
 
@@ -123,7 +123,7 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     differing = dict.fromkeys(name for row in apart for name in row)
     every = dict.fromkeys((*KEY_METRICS, *(name for run in found for name in logged(run))))
     measured = [name for name in every if any(name in row for row in rows)]
-    index = pd.Index(naming.named(found, differing_rows), name="run")
+    index = pd.Index(naming.distinct_labels(found, differing_rows), name="run")
     return Table(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 
@@ -159,7 +159,7 @@ def _speeds(shown: Sequence[Entry]) -> Sheet:
     """Return the sheet of throughput, speed-up and efficiency."""
     words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
     panels = [speed.throughput_panel(shown), *speed.scaling_panels(shown)]
-    return Sheet([panels], shown, _title(shown, "Speed"), busy(shown), words)
+    return Sheet([panels], shown, _title(shown, "Speed"), overload(shown), words)
 
 
 def _title(shown: Sequence[Entry], what: str = "") -> str:
@@ -176,9 +176,9 @@ def _remarks(shown: Sequence[Entry]) -> list[str]:
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
-    drawn = len(chosen(shown))
+    drawn = len(select_curves(shown))
     thinned = [f"curves of {drawn}, results of all"] if drawn < len(shown) else []
-    return [*busy(shown), *thinned, *traced, *lines, *more]
+    return [*overload(shown), *thinned, *traced, *lines, *more]
 
 
 def _is_one_step(entry: Entry) -> bool:

@@ -12,7 +12,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_with_band, points
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.sheet import Panel, overload, sheet
 from labkit.records.questions.spending import to_target
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
@@ -46,7 +46,7 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
         for row in table.itertuples()
     ]
     title = f"To {target:.0%} by workers · {clock_and_network(shown)}"
-    return sheet([panels], looks.values(), title, busy(shown), words, plot=300)
+    return sheet([panels], looks.values(), title, overload(shown), words, plot=300)
 
 
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:

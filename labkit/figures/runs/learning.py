@@ -41,11 +41,11 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str
 
     Below them, two in a row, the curves of the user's own.
     """
-    whole, shown = shown, chosen(shown)
+    whole, shown = shown, select_curves(shown)
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
     points = min(points, MOST // len(shown))
-    losses = {key: thinned(curve, points) for key, curve in curves.items()}
+    losses = {key: thin_rows(curve, points) for key, curve in curves.items()}
     found = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
     if len(shown) < len(whole):
@@ -82,10 +82,10 @@ def _own_names(shown: Sequence[Entry], found: Tables) -> list[str]:
 
 def _of_name(found: Tables, name: str, points: int) -> Tables:
     known = {key: own.dropna(subset=[name]) for key, own in found.items() if name in own}
-    return {key: thinned(own, points) for key, own in known.items()}
+    return {key: thin_rows(own, points) for key, own in known.items()}
 
 
-def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
+def select_curves(shown: Sequence[Entry]) -> Sequence[Entry]:
     """Return the entries whose curves are drawn, because thousands of curves hide each other.
 
     Evenly over all, the first and the last among them, and those whose test results are extreme.
@@ -100,7 +100,7 @@ def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
     return [e for place, e in enumerate(shown) if place in places or e.key in ends]
 
 
-def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
+def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     """Return so many rows, evenly over all, with the first and the last one."""
     # Each once: of a short table there are fewer rows than points.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))

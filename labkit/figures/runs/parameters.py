@@ -21,7 +21,7 @@ from labkit.figures.kit.entries import (
     settings,
 )
 from labkit.figures.kit.marks import QUIET, cells, rule, words
-from labkit.figures.kit.sheet import Panel, Sheet, Trace, busy, sheet
+from labkit.figures.kit.sheet import Panel, Sheet, Trace, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import (
     RESULTS,
@@ -74,7 +74,7 @@ def parallel_sheet(shown: Sequence[Entry], axes: Sequence[str] | None = None) ->
     title = f"Parameters and results · {clock_and_network(shown)}"
     said = [_line_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
     said.append(refusals(shown))
-    return Sheet([[panel]], shown, title, busy(shown), said, plot=300, below=24)
+    return Sheet([[panel]], shown, title, overload(shown), said, plot=300, below=24)
 
 
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
@@ -231,7 +231,7 @@ def heat_sheet(
     panels = [_panel(each, grid, name, name == names[0]) for name, each in laid.items()]
     said = [_cells_in_words(each, name) for name, each in laid.items()]
     plot = max(140, _CELL * len(grid.down))
-    return Sheet([panels], [], title, [*remarks, *busy(shown)], said, plot=plot)
+    return Sheet([panels], [], title, [*remarks, *overload(shown)], said, plot=plot)
 
 
 class Grid(NamedTuple):

@@ -16,7 +16,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_over_band, line_with_band
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.sheet import Panel, overload, sheet
 from labkit.figures.runs.accuracy import (
     PERCENT,
     accuracy_finding,
@@ -64,7 +64,7 @@ def period_cost(runs: Iterable[Run]) -> Figure:
     )
     words = [f"{row.way}: {row.accuracy:.1%}" for row in table.itertuples()]
     title = f"Accuracy by period · {clock_and_network(shown)}"
-    return sheet([[panel]], looks.values(), title, busy(shown), words, plot=300)
+    return sheet([[panel]], looks.values(), title, overload(shown), words, plot=300)
 
 
 def period_reading(runs: Sequence[Run]) -> Markdown:
@@ -224,7 +224,7 @@ def consensus(runs: Iterable[Run]) -> Figure:
         y_axis={"rangemode": "tozero"},
     )
     title = f"Consensus distance · {clock_and_network(shown)}"
-    return sheet([[panel]], shown, title, busy(shown), words, plot=300)
+    return sheet([[panel]], shown, title, overload(shown), words, plot=300)
 
 
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:

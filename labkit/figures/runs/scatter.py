@@ -12,7 +12,7 @@ from labkit.figures.kit.axes import SHARES, shares, text_of, title_of, word
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
-from labkit.figures.kit.sheet import Panel, Sheet, Trace, busy, sheet
+from labkit.figures.kit.sheet import Panel, Sheet, Trace, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import Value, is_timed, ordered, parameters, spread, values_of
 from labkit.records.questions.spending import MEASURES, front, spending
@@ -51,7 +51,7 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
         f"{text_of(x, across[place])}"
         for place, entry in enumerate(shown)
     ]
-    return sheet([[panel]], shown, title, busy(shown), [*words, refused], plot=300)
+    return sheet([[panel]], shown, title, overload(shown), [*words, refused], plot=300)
 
 
 def _table(
@@ -133,7 +133,7 @@ def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
     said = [*words, refusals(shown)]
-    return Sheet([panels], shown, title, [*remarks, *busy(shown)], said, plot=280)
+    return Sheet([panels], shown, title, [*remarks, *overload(shown)], said, plot=280)
 
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:

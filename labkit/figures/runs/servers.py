@@ -12,7 +12,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, it_came, published, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.sheet import Panel, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import spread
 from labkit.records.run import Run, gate_failed
@@ -48,7 +48,14 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
         f"{way}: " + ", ".join(f"{rate:,.0f} samples/s on {n}" for n, rate in own.items())
         for way, own in speeds.items()
     ]
-    return sheet([[panel]], looks.values(), title, busy(shown), [*words, refusals(shown)], plot=300)
+    return sheet(
+        [[panel]],
+        looks.values(),
+        title,
+        overload(shown),
+        [*words, refusals(shown)],
+        plot=300,
+    )
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:

@@ -24,18 +24,18 @@ _KINDS = {
 def refusals(shown: Sequence[Entry]) -> str:
     """Return a line for each run without a speed after a failed gate."""
     failed = [entry for entry in shown if entry.gate_failed]
-    lines = [f"{entry.label}: {refused(entry)}" for entry in failed[:_NAMED]]
+    lines = [f"{entry.label}: {refusal(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
 
-def refused(entry: Entry) -> str:
+def refusal(entry: Entry) -> str:
     """Return the sentence in place of a speed."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
     return f"no speed figure: equivalence gate failed{size}"
 
 
-def scaled(shown: Sequence[Entry]) -> pd.DataFrame:
+def scalings_by_key(shown: Sequence[Entry]) -> pd.DataFrame:
     """Return the runs against one worker, see `scalings`, by the keys of the entries."""
     return scalings({entry.key: entry.run for entry in shown})
 
@@ -68,7 +68,7 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
 
     Lines go through the medians of seeds, in a band of their spread; the ideal is dashed.
     """
-    table = scaled(shown)
+    table = scalings_by_key(shown)
     ticks = sorted(set(table["workers"]))
     missing = "" if len(table) else NO_BASELINE
     note = "\n".join(part for part in (refusals(shown), missing) if part)
@@ -97,7 +97,7 @@ def throughput_in_words(shown: Sequence[Entry]) -> str:
     for entry in shown:
         speed = entry.metrics.get("samples_per_second")
         if entry.gate_failed:
-            parts.append(f"{entry.label}: {refused(entry)}")
+            parts.append(f"{entry.label}: {refusal(entry)}")
         elif speed is not None:
             parts.append(f"{entry.label}: {speed:,.0f} samples/s")
     return "; ".join(parts)
@@ -109,7 +109,7 @@ def speedup_in_words(shown: Sequence[Entry]) -> str:
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
         f"({point.kind}, efficiency {point.efficiency:.0f} %)"
-        for point in scaled(shown).itertuples()
+        for point in scalings_by_key(shown).itertuples()
         if point.workers > 1
     )
 

@@ -12,7 +12,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.sheet import Panel, busy, sheet
+from labkit.figures.kit.sheet import Panel, overload, sheet
 from labkit.figures.runs.accuracy import (
     accuracy_finding,
     accuracy_table,
@@ -46,7 +46,7 @@ def staleness_cost(runs: Iterable[Run]) -> Figure:
         for row in table.itertuples()
     ]
     title = f"Accuracy by staleness · {clock_and_network(shown)}"
-    return sheet([[panel]], looks.values(), title, busy(shown), words, plot=300)
+    return sheet([[panel]], looks.values(), title, overload(shown), words, plot=300)
 
 
 def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:

@@ -34,7 +34,7 @@ def reading(runs: Iterable[Run] | Run) -> Markdown:
     shown = settings(runs)
     found = [Finding(f"**{entry.label}**", said=tuple(_of_run(entry))) for entry in shown]
     found += _of_scalings(shown)
-    found += [Finding(speed.refused(entry)) for entry in shown if entry.gate_failed]
+    found += [Finding(speed.refusal(entry)) for entry in shown if entry.gate_failed]
     return sentences(found)
 
 
@@ -65,7 +65,7 @@ def _of_run(entry: Entry) -> list[str]:
 def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
     """Return a finding a run with a baseline of one worker."""
     labels = {entry.key: entry.label for entry in shown}
-    table = speed.scaled(shown)
+    table = speed.scalings_by_key(shown)
     return [
         Finding(
             f"**{labels[row.run]}** against {labels[row.baseline]} ({row.kind} scaling)",
@@ -74,13 +74,15 @@ def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
             text="{:.2f}".format,
             unit="x the samples a second",
             said=(f"efficiency {row.efficiency / 100:.0%}",),
-            verdict=judged(row.speedup_low, row.speedup_high, "it costs more than it brings"),
+            verdict=speed_verdict(
+                row.speedup_low, row.speedup_high, "it costs more than it brings"
+            ),
         )
         for row in table[table["workers"] > 1].itertuples()
     ]
 
 
-def judged(low: float, high: float, lost: str) -> str:
+def speed_verdict(low: float, high: float, lost: str) -> str:
     """Return what the range of a ratio of speeds allows to say."""
     if low > 1:
         return "it pays"
@@ -216,7 +218,7 @@ def _lead(
     best, *others = ranked
     if not others:
         return replace(best[0], what=f"{most} {best[0].what}")
-    verdict = judged(best, others[0])
+    verdict = speed_verdict(best, others[0])
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
     said = [f"next {others[0][0].who}, {others[0][0].number}", more]
     if len(differing) > 1:

@@ -12,7 +12,7 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.marks import cells, crosses, curve, points, towards
+from labkit.figures.kit.marks import cells, crosses, curve, fade_to, points
 from labkit.figures.kit.sheet import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, named
@@ -224,7 +224,7 @@ def link_utilisation(
     scale = {"title": {"text": "busy, %<br> ", "side": "top"}, "thickness": 12, "outlinewidth": 0}
     scale |= {"lenmode": "pixels", "len": high, "y": 1, "yanchor": "top"}
     figure.update_layout(
-        coloraxis={"cmin": 0, "cmax": 100, "colorscale": towards("213,94,0"), "colorbar": scale},
+        coloraxis={"cmin": 0, "cmax": 100, "colorscale": fade_to("213,94,0"), "colorbar": scale},
         margin={"l": 90, "r": 86, "b": 8},
         height=figure.layout.height + 8,
     )

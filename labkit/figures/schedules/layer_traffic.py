@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.marks import bars, cells, matrix_panel, rule, towards
+from labkit.figures.kit.marks import bars, cells, fade_to, matrix_panel, rule
 from labkit.figures.kit.sheet import PLOT, Panel, Trace, lanes_axis, sheet
 from labkit.records.run import Run
 from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Points = NDArray[np.float64]  # row and column
 
 TILES = 230  # pixels of a panel of tiles
-FAINT = towards("213,94,0", 0.5)
+FAINT = fade_to("213,94,0", 0.5)
 SPOKEN = 12  # the words name every message of a layer where there are no more
 ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2, "bfloat16": 2}
 

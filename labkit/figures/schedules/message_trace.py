@@ -11,8 +11,8 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import CLEAR, GRID, Figure, axis
 from labkit.figures.kit.entries import INK
-from labkit.figures.kit.frames import BARE, Points, arrows, legend, played, table, words
-from labkit.figures.kit.marks import cells, in_steps
+from labkit.figures.kit.frames import BARE, Points, animation, arrows, legend, table, words
+from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.sheet import Trace
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, named
@@ -44,7 +44,7 @@ CAPTION, CELL, LOWEST = (
     62,
     38,
     280,
-)  # pixels: of the line above, of a rank, of all rank_circle at least
+)  # pixels: of the line above, of a rank, of all ranks at least
 CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # where the two parts stand, of the width
 LABELLED = 20  # so many arrows have room for the names of their chunks
 EDGE = 0.08  # between a chunk's strip and its border
@@ -76,7 +76,7 @@ def frame_layout(names: Sequence[str], chunks: int) -> Trace:
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
     top = 1 - CAPTION / inner
-    below = (high - CELL * size) / 2 / inner  # few rank_circle: boxes in the middle
+    below = (high - CELL * size) / 2 / inner  # few ranks: boxes in the middle
     circle = BARE | {"range": [-1.3, 1.3]}
     boxes = {"showgrid": False, "fixedrange": True, "showline": False, "ticklen": 0}
     chunk_axis = axis("", **boxes, side="top", domain=BOXES, anchor="y2", range=[0, chunks])
@@ -121,7 +121,7 @@ def _curve(start: Points, stop: Points) -> Points:
     # A quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
-    # Not under the circles of the two rank_circle.
+    # Not under the circles of the two ranks.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
     seen: Points = points[clear]
     return seen
@@ -176,7 +176,7 @@ def _strips(holdings: Holdings, number: int) -> Trace:
         picture.astype(np.int8),
         _strip_edges(chunks, size).round(4),
         np.stack([np.arange(nodes) + 0.64, np.arange(nodes) + 0.84], axis=1).ravel(),
-        in_steps([CLEAR, ABSENT, THERE, NEW, COMPLETE]),
+        step_colors([CLEAR, ABSENT, THERE, NEW, COMPLETE]),
         most=4,
         on=ON_BOXES,
     )
@@ -244,7 +244,7 @@ def message_trace(
     states = [
         frame(holdings, number, texts[number], caption) for number, caption in enumerate(captions)
     ]
-    return played(
+    return animation(
         fixed=[rank_circle(holdings.labels), *LEGEND],
         states=states,
         layout=frame_layout(holdings.names, holdings.chunks),

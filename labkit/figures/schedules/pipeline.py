@@ -11,10 +11,10 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import plural, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, entries
-from labkit.figures.kit.frames import BARE, arrows, legend, played, table, words
+from labkit.figures.kit.frames import BARE, animation, arrows, legend, table, words
 from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
 from labkit.figures.kit.sheet import Trace
-from labkit.figures.runs.speed import refused
+from labkit.figures.runs.speed import refusal
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline
 from labkit.schedules.pipeline import Table
@@ -80,7 +80,7 @@ def _panel(each: Drawn, step: int | None) -> tuple[PipelineSimulation | None, La
     if isinstance(each, Run):
         (entry,) = entries([each])
         if entry.gate_failed:
-            return None, Lanes(each.name, note=refused(entry))
+            return None, Lanes(each.name, note=refusal(entry))
         each = measured_pipeline(each, step)
     title = f"{_pipeline_text(each)}\n{_bubble_text(each)}"
     order = [_lane(each, rank) for rank in range(each.table.ranks)]
@@ -208,7 +208,7 @@ def pipeline_steps(table: Table) -> Figure:
     actions = [action for action in ACTIONS if (table.action == action).any()]
     named = [(ACTIONS[action].name, ACTIONS[action].color, "square") for action in actions]
     named += [("x: activations", FORTH, "solid"), ("∂: gradients", BACK, "solid")]
-    return played(
+    return animation(
         fixed=[_names(table), *legend(named)],
         states=[_state(actions, *each) for each in zip(steps, captions, strict=True)],
         layout=_layout(table.stages),

@@ -11,7 +11,14 @@ import pandas as pd
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, Line, clock_and_network, completed, entries, lines
+from labkit.figures.kit.entries import (
+    INK,
+    Line,
+    clock_and_network,
+    completed_entries,
+    entries,
+    lines,
+)
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points, rule
 from labkit.figures.kit.sheet import Panel, Trace, sheet
@@ -38,7 +45,7 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """
     rows = [
         {"run": entry.label, **rank_row(entry.run, part)}
-        for entry in completed(runs)
+        for entry in completed_entries(runs)
         for part in entry.metrics.get("memory", [])
     ]
     return pd.DataFrame(rows).set_index(["run", "rank"])
@@ -63,7 +70,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 
     Raises: LabkitError, where there are no runs of models in stages, or one has no results.
     """
-    shown = completed(runs)
+    shown = completed_entries(runs)
     # The first with one worker, as a person would take it.
     base = baseline or next((e.run for e in shown if e.run.experiment["workers"] == 1), None)
     chosen = [
