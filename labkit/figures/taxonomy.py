@@ -48,24 +48,24 @@ def grid(standings: Iterable[Standing]) -> Mapping[tuple[Row, str], Mapping[str,
 
     Empty cells have a mapping, too, in the order of rows, then of columns.
     """
-    found: dict[tuple[Row, str], dict[str, list[Standing]]] = {
+    results: dict[tuple[Row, str], dict[str, list[Standing]]] = {
         place: {} for place in product(ROWS, COLUMNS)
     }
     for each in standings:
-        here = found[each.row, each.cell.synchronization]
+        here = results[each.row, each.cell.synchronization]
         here.setdefault(each.method, []).append(each)
-    return found
+    return results
 
 
 def empty(standings: Iterable[Standing]) -> list[str]:
     """Return the rows with empty cells as text: `collective × data: asynchronous, …`."""
     bare = [place for place, methods in grid(standings).items() if not methods]
-    said = []
+    details = []
     for row, places in groupby(bare, key=lambda place: place[0]):
         columns = [column for _, column in places]
         what = "none at all" if len(columns) == len(COLUMNS) else ", ".join(columns)
-        said.append(f"{' × '.join(row)}: {what}")
-    return said
+        details.append(f"{' × '.join(row)}: {what}")
+    return details
 
 
 EMPTY = "—"
@@ -95,14 +95,14 @@ def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure
     laid = grid(shown)
     edges = _edges(laid, numbers)
     filled = [place for place, methods in laid.items() if methods]
-    said = [f"{' × '.join(place[0])}, {place[1]}: {', '.join(laid[place])}" for place in filled]
+    details = [f"{' × '.join(place[0])}, {place[1]}: {', '.join(laid[place])}" for place in filled]
     count = plural(len({each.method for each in shown}), "method")
-    said = [f"{count} in {len(filled)} of {plural(len(laid), 'cell')}", *said]
+    details = [f"{count} in {len(filled)} of {plural(len(laid), 'cell')}", *details]
     return Sheet(
         [[_panel(laid, edges, numbers)]],
         [],
         "Where methods stand",
-        words=[*said, f"No method here: {'; '.join(empty(shown))}"],
+        words=[*details, f"No method here: {'; '.join(empty(shown))}"],
         plot=int(edges[-1]),
         below=8,
     ).figure()
@@ -189,10 +189,10 @@ def _hover(row: Row, column: str, methods: _Here) -> str:
 def in_a_line(places: Sequence[Standing]) -> str:
     """Return `AllReduce (Vishnu 2016): none, quantization · sequential, overlap · tour, …`."""
     first = places[0]
-    said = [
+    details = [
         ", ".join(dict.fromkeys(getattr(each.cell, axis) for each in places))
         for axis in ("compression", "scheduling")
     ]
     names = [*first.notebooks[:_SHOWN], *["…"] * (len(first.notebooks) > _SHOWN)]
-    text = f"{first.method} ({first.paper}): {' · '.join([*said, ', '.join(names)])}"
+    text = f"{first.method} ({first.paper}): {' · '.join([*details, ', '.join(names)])}"
     return safe_text(text)

@@ -41,12 +41,12 @@ def bandwidth(
     Raises: LabkitError, where no run has a history of several ranks.
     """
     shown = entries(runs)
-    found = methods(shown)
-    wins = winners(found, latency, over)
-    looks = lines(each.name for each in found)
-    traces = [t for each in found for t in _traces(each, looks[each.name], latency, over)]
-    times = [each.seconds(edge, latency) for each in found for edge in over]
-    times += [seconds for each in found for _, _, steps in emulated(each) for seconds in steps]
+    results = methods(shown)
+    wins = winners(results, latency, over)
+    looks = lines(each.name for each in results)
+    traces = [t for each in results for t in _traces(each, looks[each.name], latency, over)]
+    times = [each.seconds(edge, latency) for each in results for edge in over]
+    times += [seconds for each in results for _, _, steps in emulated(each) for seconds in steps]
     panel = Panel(
         title=f"Step time by bandwidth of the links\nfastest: {in_turn(wins)}",
         x="bandwidth of a link",
@@ -65,20 +65,20 @@ def bandwidth(
         x_axis=_bandwidth_axis(*over),
         y_axis=seconds_axis(_ROOM * min(times), max(times)),
     )
-    measured = clock_and_network(entries(run for each in found for run in each.runs))
+    measured = clock_and_network(entries(run for each in results for run in each.runs))
     title = f"Who wins at which bandwidth · simulation · measured: {measured}"
     remarks = [
         f"lines: measured compute and codec + simulated links of {seconds_text(latency)}, "
         "no overlap; markers: measured; ✕: the winner changes"
     ]
-    words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in found)]
-    said = [*words, refusals(shown)]
-    return sheet([[panel]], looks.values(), title, [*remarks, *overload(shown)], said, plot=340)
+    words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in results)]
+    details = [*words, refusals(shown)]
+    return sheet([[panel]], looks.values(), title, [*remarks, *overload(shown)], details, plot=340)
 
 
-def simulation_error_text(found: Iterable[Method]) -> str:
+def simulation_error_text(results: Iterable[Method]) -> str:
     """Return the errors of the simulation against measured steps, as the end of a sentence."""
-    sizes = [abs(error) for error in bandwidths.prediction_errors(found).values()]
+    sizes = [abs(error) for error in bandwidths.prediction_errors(results).values()]
     if not sizes:
         return "; none of these runs was on an emulated network to hold this against"
     off = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
@@ -93,13 +93,13 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
     # One worker has no link whose bandwidth could matter.
     usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
-    found = bandwidths.methods(groups)
-    if not found:
+    results = bandwidths.methods(groups)
+    if not results:
         raise LabkitError(
             "no run to predict from: it takes a completed run on two or more workers whose "
             "equivalence gate did not fail"
         )
-    return found
+    return results
 
 
 def group_by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -119,8 +119,8 @@ def _traces(each: Method, look: Line, latency: float, over: tuple[float, float])
     # Evenly over orders of magnitude, as the axis shows them.
     grid = np.geomspace(*over, 60)
     seconds = [each.seconds(one, latency) for one in grid.tolist()]
-    said = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
-    shown = {"text": said, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
+    details = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
+    shown = {"text": details, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
     errors = bandwidths.prediction_errors([each])
     measured = [
         (
@@ -195,8 +195,8 @@ def compression_reading(
     gains = {entry.key: gain for entry, base in pairs if (gain := _gain(entry, base))}
     lines = _networks(shown, gains, baseline)
     for entry, base in pairs:
-        said = [*_costs(entry, base, gains.get(entry.key)), *_accuracy(entry, base, target)]
-        lines.append(f"**{entry.label}** against {base.label}: {'; '.join(said)}")
+        details = [*_costs(entry, base, gains.get(entry.key)), *_accuracy(entry, base, target)]
+        lines.append(f"**{entry.label}** against {base.label}: {'; '.join(details)}")
     held = {entry.key for pair in pairs for entry in pair}
     alone = [entry.label for entry in shown if entry.key not in held]
     if alone:
@@ -211,12 +211,12 @@ def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, En
     by_path = {entry.run.path: entry for entry in usable}
     if baseline is not None and baseline.path not in by_path:
         raise LabkitError(f"the baseline {baseline.name} has to be among the runs, with results")
-    found = []
+    results = []
     for entry in usable:
         base = baseline or baseline_of(entry.run, [other.run for other in usable])
         if base is not None and base.path != entry.run.path:
-            found.append((entry, by_path[base.path]))
-    return found
+            results.append((entry, by_path[base.path]))
+    return results
 
 
 def _gain(entry: Entry, base: Entry) -> Gain | None:
@@ -225,10 +225,10 @@ def _gain(entry: Entry, base: Entry) -> Gain | None:
     same = entry.run.experiment.get("network") == base.run.experiment.get("network")
     if not same or entry.gate_failed or base.gate_failed:
         return None
-    own, other = entry.metrics["step_ms"], base.metrics["step_ms"]
+    group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
     # The worst and the best that the spreads allow: between them no difference is claimed.
-    low, high = other["p10"] / own["p90"], other["p90"] / own["p10"]
-    return Gain(entry, base, other["median"] / own["median"], low, high)
+    low, high = other["p10"] / group["p90"], other["p90"] / group["p10"]
+    return Gain(entry, base, other["median"] / group["median"], low, high)
 
 
 def _together(entry: Entry, baseline: Run | None) -> str:
@@ -243,7 +243,7 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | No
         if entry.metrics and not entry.gate_failed:
             network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
             groups.setdefault((network, _together(entry, baseline)), []).append(entry)
-    said = []
+    details = []
     for group in groups.values():
         if len(group) < 2:
             continue
@@ -253,66 +253,66 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | No
         second = f"the next {seconds_text(min(others) / 1e3)}"
         gain = gains.get(best.key)
         by = f"; {gain.speed:.2f}x the speed of {gain.baseline.label}" if gain else ""
-        said.append(
+        details.append(
             f"{clock_and_network(group)}: the shortest step is that of **{best.label}**, "
             f"{seconds_text(step['median'] / 1e3)} (p10 to p90 {seconds_text(step['p10'] / 1e3)} "
             f"to {seconds_text(step['p90'] / 1e3)}), {second}{by}"
         )
-    return said
+    return details
 
 
 def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
     """Return texts on saved bytes, codec seconds and speed."""
-    said = []
+    details = []
     raw, payload = (each.metrics.get("payload_bytes_per_step") for each in (base, entry))
     if raw and payload:
-        said.append(
+        details.append(
             f"{bytes_text(payload)} of payload a step for {bytes_text(raw)}, "
             f"compression ratio {raw / payload:.3g}"
         )
     if entry.gate_failed or base.gate_failed:
         failed = entry if entry.gate_failed else base
-        return [*said, f"{failed.label}: {refusal(failed)}"]
+        return [*details, f"{failed.label}: {refusal(failed)}"]
     costs = step_costs(entry.run)
     if costs is not None:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
-        said.append(f"{spent} a step")
+        details.append(f"{spent} a step")
     # As a null result, said like any other.
     if gain is None:
-        return [*said, "no run without compression on this network, so no speed to compare"]
+        return [*details, "no run without compression on this network, so no speed to compare"]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
-    return [*said, f"{gain.speed:.2f}x the speed ({spread}): {gain.judged}"]
+    return [*details, f"{gain.speed:.2f}x the speed ({spread}): {gain.judged}"]
 
 
 def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
     """Return texts on the verdict of the seeds and on the cost of the target."""
-    said = [judge_runs(entry.run, base.run).sentence]
-    found = accuracies(base.run)
-    if target is None and found:
+    details = [judge_runs(entry.run, base.run).sentence]
+    results = accuracies(base.run)
+    if target is None and results:
         # The least of the baseline's seeds: a target that every one of them reaches.
-        target = min(found.values())
+        target = min(results.values())
     if target is not None:
         mine, yours = (_arrival(each, target) for each in (entry, base))
-        said.append(f"{target:.2%}: {mine}, the baseline {yours}")
-    return said
+        details.append(f"{target:.2%}: {mine}, the baseline {yours}")
+    return details
 
 
 def _arrival(entry: Entry, target: float) -> str:
     """Return the median cost of the target over seeds, without seconds after a failed gate."""
-    found = arrivals(entry.run, target)
+    results = arrivals(entry.run, target)
     # Seeds that did not reach it have no time; how many did is said beside.
-    reached = [each for each in found.values() if each is not None]
+    reached = [each for each in results.values() if each is not None]
     if not reached:
         return "not reached"
-    said = [f"{median(each.step for each in reached):.0f} steps"]
+    details = [f"{median(each.step for each in reached):.0f} steps"]
     if not entry.gate_failed:
         codec = median(each.codec_seconds for each in reached)
         within = f" ({seconds_text(codec)} of them codec)" if codec else ""
-        said.append(seconds_text(median(each.seconds for each in reached)) + within)
-    said.append(bytes_text(median(each.wire_bytes for each in reached)))
-    many = f" ({len(reached)} of {len(found)} seeds)" if len(found) > 1 else ""
-    return f"reached after {', '.join(said)} on the wire{many}"
+        details.append(seconds_text(median(each.seconds for each in reached)) + within)
+    details.append(bytes_text(median(each.wire_bytes for each in reached)))
+    many = f" ({len(reached)} of {len(results)} seeds)" if len(results) > 1 else ""
+    return f"reached after {', '.join(details)} on the wire{many}"
 
 
 def _did_not_pay(pairs: Sequence[tuple[Entry, Entry]], gains: dict[str, Gain]) -> list[str]:
@@ -331,15 +331,15 @@ def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
     for entry in shown:
         if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
             groups.setdefault(_together(entry, baseline), []).append(entry)
-    said = []
+    details = []
     for group in groups.values():
-        found = methods(group)
-        if len(found) < 2:
+        results = methods(group)
+        if len(results) < 2:
             continue
-        wins = winners(found, LATENCY, RANGE)
-        said.append(
+        wins = winners(results, LATENCY, RANGE)
+        details.append(
             f"Simulation, from measured compute, codec and bytes on links of "
             f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
-            f"{simulation_error_text(found)}"
+            f"{simulation_error_text(results)}"
         )
-    return said
+    return details

@@ -33,11 +33,11 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
         verb = "sends %{z:,.0f} bytes a step to"
         panel = matrix_panel(entry.label, names, values.to_numpy(), bytes_text, verb, axes)
         panels.append([panel])
-        said = [
+        details = [
             f"{row.source} sends {bytes_text(row.bytes)} to {row.target}"
             for row in table[table["bytes"] > 0].itertuples()
         ]
-        words.append(f"{entry.label}: {', '.join(said) or 'nothing crosses between processes'}")
+        words.append(f"{entry.label}: {', '.join(details) or 'nothing crosses between processes'}")
     title = "Bytes a step between processes of other frameworks"
     title += f" · {clock_and_network(shown)}" if shown else ""
     return sheet(panels, [], title, overload(shown), words, plot=220)
@@ -60,8 +60,8 @@ def _beside(runs: Iterable[Run] | Run) -> Beside:
     return beside({entry.label: entry.run for entry in completed_entries(runs)})
 
 
-def _said(found: Beside) -> Iterator[Finding]:
-    for theirs, ours in found.pairs:
+def _said(results: Beside) -> Iterator[Finding]:
+    for theirs, ours in results.pairs:
         ratio = None
         unheld = [row for row in (theirs, ours) if row["gate"] != "passed"]
         times = "; ".join(map(_no_speed, unheld))
@@ -74,13 +74,13 @@ def _said(found: Beside) -> Iterator[Finding]:
         ends = f"accuracy at the end {theirs['accuracy']:.1%}, and {ours['accuracy']:.1%}"
         yield Finding(
             what=f"**{theirs['strategy']}**",
-            said=(ends, times),
+            details=(ends, times),
             verdict=_verdict(ratio),
         )
-    for theirs, why in found.alone:
+    for theirs, why in results.alone:
         yield Finding(
             what=f"**{theirs['strategy']}**",
-            said=(f"accuracy at the end {theirs['accuracy']:.1%}", f"not compared, as {why}"),
+            details=(f"accuracy at the end {theirs['accuracy']:.1%}", f"not compared, as {why}"),
         )
 
 

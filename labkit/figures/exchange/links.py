@@ -54,22 +54,22 @@ def transport_times(rows: Rows) -> Figure:
     ends = float(table["seconds_low"].min()), float(table["seconds_high"].max())
     panels = [
         Panel(
-            title=f"{place}\n{_clocks(own)}",
+            title=f"{place}\n{_clocks(group)}",
             x="size of the array",
             y="time one way",
-            traces=line_with_band(own, "bytes", "seconds", looks, by="transport", marks=True),
+            traces=line_with_band(group, "bytes", "seconds", looks, by="transport", marks=True),
             x_axis=bytes_axis(*sizes),
             y_axis=seconds_axis(*ends),
             link="bytes",
         )
-        for place, own in table.groupby("place", sort=False)
+        for place, group in table.groupby("place", sort=False)
     ]
     grid = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     title = f"One exchange by its transport · {_clocks(table)} · network {_networks(rows)}"
     words = [
-        f"{place}, {transport}: {seconds_text(own['seconds'].iloc[-1])} for "
-        f"{bytes_text(own['bytes'].iloc[-1])}"
-        for (place, transport), own in table.groupby(["place", "transport"], sort=False)
+        f"{place}, {transport}: {seconds_text(group['seconds'].iloc[-1])} for "
+        f"{bytes_text(group['bytes'].iloc[-1])}"
+        for (place, transport), group in table.groupby(["place", "transport"], sort=False)
     ]
     remark = "markers: medians; bands: least to 90th percentile of the repeats"
     return sheet(grid, looks.values(), title, [remark], words, plot=260)
@@ -83,7 +83,7 @@ def transport_steps(trained: Rows) -> Figure:
     """
     names = [str(row["case"]) for row in trained]
     looks = lines(dict.fromkeys(str(row["transport"]) for row in trained))
-    said = dict(zip(names, map(_arrival, trained), strict=True))
+    details = dict(zip(names, map(_arrival, trained), strict=True))
     table = pd.DataFrame(
         {
             "transport": [row["transport"] for row in trained],
@@ -91,7 +91,7 @@ def transport_steps(trained: Rows) -> Figure:
             "ms": [row["median_ms"] for row in trained],
             "ms_low": [row["min_ms"] for row in trained],
             "ms_high": [row["p90_ms"] for row in trained],
-            "hover": [f"{name}: {text}" for name, text in said.items()],
+            "hover": [f"{name}: {text}" for name, text in details.items()],
         }
     )
     panel = Panel(
@@ -103,7 +103,7 @@ def transport_steps(trained: Rows) -> Figure:
         y_axis={"autorange": "reversed", "automargin": True},
     )
     title = f"Training by its transport · wall clock · network {_networks(trained)}"
-    words = [f"{name}: {text}" for name, text in said.items()]
+    words = [f"{name}: {text}" for name, text in details.items()]
     return sheet([[panel]], looks.values(), title, [], words, plot=80 + 40 * len(names))
 
 
@@ -127,15 +127,15 @@ def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
-    found = []
+    results = []
     for place, here in wall.groupby("place", sort=False):
         by = here.set_index("transport")
         if {"one_sided", "two_sided"} <= set(by.index):
             one, two = by.loc["one_sided"], by.loc["two_sided"]
             ratio = two["seconds"] / one["seconds"]
             low = two["seconds_low"] / one["seconds_high"]
-            found.append((place, ratio, low, two["seconds_high"] / one["seconds_low"]))
-    return pd.DataFrame(found, columns=["place", "ratio", "low", "high"])
+            results.append((place, ratio, low, two["seconds_high"] / one["seconds_low"]))
+    return pd.DataFrame(results, columns=["place", "ratio", "low", "high"])
 
 
 def transport_training(trained: Rows) -> pd.DataFrame:
@@ -155,7 +155,7 @@ def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
         trained: of `labkit.bench.transports.measuring.train`.
     """
     table = _exchanges(rows)
-    own = table[table["bytes"] == nbytes]
+    group = table[table["bytes"] == nbytes]
     wall = table[table["clock"] == "wall"]
     small = wall[wall["bytes"] == wall["bytes"].min()]
     small = small.assign(name=small["transport"] + " by " + small["place"])
@@ -164,7 +164,7 @@ def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
         _ratio(f"Two-sided over one-sided by {row.place}, {bytes_text(nbytes)}", row[2:5])
         for row in transport_gains(rows, nbytes).itertuples()
     ]
-    return sentences([*_by_place(own, nbytes), *gains, *latency, *_steps(trained)])
+    return sentences([*_by_place(group, nbytes), *gains, *latency, *_steps(trained)])
 
 
 def _ratio(what: str, values: Sequence[float]) -> Finding:
@@ -181,7 +181,7 @@ def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Findin
     slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
     band = (first[ends[0]], first[ends[1]]) if ends else None
     what = f"{head}{bytes_text(first['bytes'])}"
-    return Finding(what, first["name"], first[column], band, text=seconds_text, said=(slower,))
+    return Finding(what, first["name"], first[column], band, text=seconds_text, details=(slower,))
 
 
 def _exchanges(rows: Rows) -> pd.DataFrame:
@@ -190,8 +190,12 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
     for column in ("processor_ns", "tcp"):
         if column not in table:
             table[column] = None  # predictions count neither
-    for column, said in {"seconds": "median", "seconds_low": "min", "seconds_high": "p90"}.items():
-        table[column] = table[f"{said}_ms"] / 1e3
+    for column, details in {
+        "seconds": "median",
+        "seconds_low": "min",
+        "seconds_high": "p90",
+    }.items():
+        table[column] = table[f"{details}_ms"] / 1e3
     table["hover"] = [
         f"{bytes_text(n)}: {seconds_text(s)}, {bytes_text(n / s)}/s, {copies} copies"
         for n, s, copies in zip(table["bytes"], table["seconds"], table["copies"], strict=True)
@@ -207,16 +211,16 @@ def _networks(rows: Rows) -> str:
 
 def _clocks(table: pd.DataFrame) -> str:
     """Return `wall clock`, `simulation, not measured`, or both."""
-    said = {"wall": "wall clock", "simulation": "simulation, not measured"}
-    return " and ".join(said[clock] for clock in table["clock"].unique())
+    details = {"wall": "wall clock", "simulation": "simulation, not measured"}
+    return " and ".join(details[clock] for clock in table["clock"].unique())
 
 
-def _by_place(own: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
+def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
     """Name the fastest transport in each place, and the ratios of the others."""
-    for place, here in own.groupby("place", sort=False):
+    for place, here in group.groupby("place", sort=False):
         ranked = here.sort_values("seconds")
         first = ranked.iloc[0]
-        said = [
+        details = [
             f"{row.transport} takes {row.seconds / first.seconds:.2f} times the fastest"
             for row in ranked.iloc[1:].itertuples()
         ]
@@ -228,7 +232,7 @@ def _by_place(own: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
             float(first["seconds"]),
             band if measured else None,
             text=seconds_text,
-            said=tuple(said),
+            details=tuple(details),
         )
 
 
@@ -240,7 +244,7 @@ def _steps(trained: Rows) -> Iterator[Finding]:
         times = 1e3 * middle / float(ranked[0]["median_ms"] or 1.0)
         slower = (f"{times:.2f} times the fastest",) if number else ()
         what, details = f"A training step, {row['case']}", (*slower, _arrival(row))
-        yield Finding(what, value=middle, band=(low, high), text=seconds_text, said=details)
+        yield Finding(what, value=middle, band=(low, high), text=seconds_text, details=details)
 
 
 def _arrival(row: Mapping[str, str | float | None]) -> str:
@@ -309,13 +313,13 @@ def hosts_speedup(rows: Rows) -> Figure:
             y="ring's time / its own",
             traces=[
                 rule(ends, [1, 1], "dash"),
-                *line_with_band(own, "bytes", column, looks, by="algorithm", marks=True),
+                *line_with_band(group, "bytes", column, looks, by="algorithm", marks=True),
             ],
             x_axis=bytes_axis(*ends),
             y_axis={"rangemode": "tozero"},
             link="bytes",
         )
-        for title, own, column in (
+        for title, group, column in (
             ("Measured", table, "ratio"),
             ("Predicted, not measured", known, "predicted_ratio"),
         )
@@ -332,7 +336,7 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     `least` and `most` compare the 10th percentile of the one with the 90th of the other. Runs that
     failed the equivalence gate have no times.
     """
-    found = []
+    results = []
     for run in runs:
         name, metrics = run.experiment["strategy"]["algorithm"], run.metrics
         step = {} if gate_failed(run) else metrics["step_ms"]
@@ -340,10 +344,10 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
         seconds = simulate(name, run.experiment["workers"], nbytes, network).seconds
         times = [step.get(key) for key in ("median", "p10", "p90")]
         verdict = metrics["equivalence"]["verdict"]
-        found.append((name, verdict, nbytes, 1e3 * seconds, *times))
+        results.append((name, verdict, nbytes, 1e3 * seconds, *times))
     times = ["step ms", "p10 ms", "p90 ms"]
     columns = ["algorithm", "gate", "bytes", "predicted sum, ms", *times]
-    table = pd.DataFrame(found, columns=columns).astype(dict.fromkeys(times, float))
+    table = pd.DataFrame(results, columns=columns).astype(dict.fromkeys(times, float))
     ring = table[table["algorithm"] == BASE].iloc[0]
     for column, one, other in zip(
         GAINS.values(), times, (times[0], times[2], times[1]), strict=True
@@ -381,11 +385,11 @@ def _table(rows: Rows) -> pd.DataFrame:
 
 def _gains(table: pd.DataFrame) -> Iterator[Finding]:
     """Compare the ring with each algorithm at the largest buffer."""
-    own = table[(table["bytes"] == table["bytes"].max()) & (table["algorithm"] != BASE)]
-    for row in own.itertuples():
+    group = table[(table["bytes"] == table["bytes"].max()) & (table["algorithm"] != BASE)]
+    for row in group.itertuples():
         what = f"Time of {BASE} over that of **{row.algorithm}**, {bytes_text(row.bytes)}"
         if not row.correct:
-            yield Finding(what, said=("its sums were wrong, so no time is given",))
+            yield Finding(what, details=("its sums were wrong, so no time is given",))
             continue
         if not np.isnan(row.predicted_ratio):
             what += f", predicted {row.predicted_ratio:.2f}"
@@ -398,7 +402,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
         what = f"A training step, time of {BASE} over that of **{row['algorithm']}**"
         values = [row[name] for name in GAINS.values()]
         if np.isnan(values[0]):
-            yield Finding(what, said=("the gate has failed, so no time is given",))
+            yield Finding(what, details=("the gate has failed, so no time is given",))
         else:
             yield _ratio(what, values)
 
@@ -408,12 +412,12 @@ def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "A byte takes",
-        said=(f"{between['latency']} between hosts, {inside['latency']} inside one",),
+        details=(f"{between['latency']} between hosts, {inside['latency']} inside one",),
     )
     [ring] = traffic[traffic["algorithm"] == BASE].to_dict("records")
     names = [TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_place_ms")]
-    alone, own, other = (seconds_text(ring[name] / 1e3) for name in names)
-    said = f"of {own}, as predicted, its bytes have the link for {alone}"
-    yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", said=(said,))
-    said = f"{other} by prediction, in place of {own}"
-    yield Finding(f"Ranks placed the other way, {BASE} would take", said=(said,))
+    alone, group, other = (seconds_text(ring[name] / 1e3) for name in names)
+    details = f"of {group}, as predicted, its bytes have the link for {alone}"
+    yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", details=(details,))
+    details = f"{other} by prediction, in place of {group}"
+    yield Finding(f"Ranks placed the other way, {BASE} would take", details=(details,))

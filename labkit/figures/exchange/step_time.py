@@ -73,9 +73,9 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
             panels.append(Lanes(entry.label, note=refusal(entry)))
             words.append(f"{entry.label}: {refusal(entry)}")
         else:
-            said = _durations(drawn[entry.key])
-            panels.append(_panel(f"{entry.label}\n{said}", drawn[entry.key]))
-            words.append(f"{entry.label}: {said}; {_waits(entry, drawn[entry.key])}")
+            details = _durations(drawn[entry.key])
+            panels.append(_panel(f"{entry.label}\n{details}", drawn[entry.key]))
+            words.append(f"{entry.label}: {details}; {_waits(entry, drawn[entry.key])}")
     title = f"Timeline, {ranks} ranks · {clock_and_network(shown)}"
     remark = f"the first {MOST_RANKS} ranks" if ranks > MOST_RANKS else ""
     return lanes(panels, KINDS, title, remark, words, LANE, 1e3 * max(ends, default=1e-3))
@@ -154,14 +154,14 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     Raises: LabkitError, where a run has no timeline.
     """
     shown = entries(runs)
-    found = [entry.run for entry in shown]
+    results = [entry.run for entry in shown]
     rows = {e.label: NO_SPEED if e.gate_failed else hidden_parts(e.run) for e in shown}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
-    baselines = [_baseline(run, found) for run in found]
-    steps = dict(zip(found, table["step_ms"], strict=True))
+    baselines = [_baseline(run, results) for run in results]
+    steps = dict(zip(results, table["step_ms"], strict=True))
     table["against_sequential_ms"] = [
         float("nan") if base is None else steps[base] - steps[run]
-        for run, base in zip(found, baselines, strict=True)
+        for run, base in zip(results, baselines, strict=True)
     ]
     return table
 
@@ -170,20 +170,22 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what the exchange of each run cost, what was hidden of it, and whether that paid."""
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
-    found = [
-        Finding(f"**{entry.label}**", said=(refusal(entry),) if entry.gate_failed else _words(row))
+    findings = [
+        Finding(
+            f"**{entry.label}**", details=(refusal(entry),) if entry.gate_failed else _words(row)
+        )
         for entry, row in zip(shown, table.to_dict("records"), strict=True)
     ]
     timed = table["step_ms"].dropna()
     if len(timed) > 1:
         best, worst = timed.idxmin(), timed.idxmax()
-        found.append(
+        findings.append(
             Finding(
                 f"The shortest step here is that of **{best}** ({timed[best]:.3g} ms), the longest "
                 f"that of **{worst}** ({timed[worst]:.3g} ms)"
             )
         )
-    return sentences(found)
+    return sentences(findings)
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
@@ -207,27 +209,29 @@ def _rest(run: Run) -> JSON:
 
 def _words(row: dict[str, float]) -> tuple[str, ...]:
     many = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
-    said = [
+    details = [
         f"a step takes {row['step_ms']:.3g} ms; {many} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms a step"
     ]
     # NaN: there was nothing to hide.
     if row["reached"] != row["reached"]:
-        said.append("nothing could be hidden, for no bucket is ready before training waits for it")
+        details.append(
+            "nothing could be hidden, for no bucket is ready before training waits for it"
+        )
     elif row["hidden_ms"] <= 0:
-        said.append(f"{row['ideal_ms']:.3g} ms could be hidden, and nothing was")
+        details.append(f"{row['ideal_ms']:.3g} ms could be hidden, and nothing was")
     else:
-        said.append(
+        details.append(
             f"{row['hidden_ms']:.3g} ms are hidden of {row['ideal_ms']:.3g} ms that could be "
             f"({row['reached']:.0%})"
         )
     if (gain := row["against_sequential_ms"]) == gain:
         share = f", {gain / row['ideal_ms']:.0%} of the ideal saving" if row["reached"] > 0 else ""
-        said.append(
+        details.append(
             f"its step is {abs(gain):.3g} ms {'shorter' if gain > 0 else 'longer'} than that of "
             f"the sequential run{share if gain > 0 else ''}"
         )
-    return tuple(said)
+    return tuple(details)
 
 
 # Colour and hatch: told apart without colour, too.
@@ -265,8 +269,8 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     words = [f"{entry.label}: {_in_words(costs)}" for entry, costs in drawn]
     looks = [Line(part, color, "solid", "square") for part, (color, _) in _LOOKS.items()]
     below = 36 + _LINE * max(map(len, names), default=0)
-    said = [*words, refusals(shown)]
-    figure = sheet([[panel]], looks, title, overload(shown), said, plot=280, below=below)
+    details = [*words, refusals(shown)]
+    figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
     # The parts add up to a step, which the diamond shows as measured.
     figure.update_layout(barmode="stack")
     return figure
@@ -317,5 +321,5 @@ def _short(label: str, bars: int) -> list[str]:
     width = max(9, _LETTERS // bars)
     # A blank where a word may be broken; it is taken out again below.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
-    found = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
-    return [re.sub(r"(?<=[(_]) ", "", line) for line in found]
+    results = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
+    return [re.sub(r"(?<=[(_]) ", "", line) for line in results]

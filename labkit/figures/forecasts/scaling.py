@@ -117,20 +117,20 @@ def scaling_reading(
 
 
 def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
-    found = []
+    findings = []
     for name, own in table.groupby("name", sort=False):
         ahead = own[own["kind"] == "forecast"].sort_values("workers")
         above = ahead[(ahead["efficiency"] >= FALLEN).cummin()]  # it may rise again
         last = ahead.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
-        said = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
+        details = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
         seen = own[(own["kind"] == "measured") & (own["workers"] > 1)]
         if len(seen):
             off = f"forecasts of these off by {seen['error'].abs().median():.0%} (median)"
-            said.append(f"{plural(len(seen), 'run')} of several ranks here, {off}")
+            details.append(f"{plural(len(seen), 'run')} of several ranks here, {off}")
         head = f"**{name}** keeps half of its efficiency up to"
-        found.append(Finding(head, said=(most, *said)))
-    return found
+        findings.append(Finding(head, details=(most, *details)))
+    return findings
 
 
 def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
@@ -195,19 +195,19 @@ def _error_table(rows: Compared) -> pd.DataFrame:
 
 
 def _error_findings(table: pd.DataFrame) -> list[Finding]:
-    found = []
+    findings = []
     for group, own in table.groupby("group", sort=False):
         error = own["error"].abs()
         ninth = f"nine in ten within {error.quantile(0.9):.1%}"
-        found.append(
+        findings.append(
             Finding(
                 f"**{group}**, off by in the median of {len(own)} settings",
                 value=float(error.median()),
                 text="{:.1%}".format,
-                said=(ninth,),
+                details=(ninth,),
             )
         )
     calm = table[table["group"] == "calm"]
     for row in calm.loc[calm["error"].abs().sort_values().index[::-1]][:WORST].to_dict("records"):
-        found.append(Finding("Furthest off", said=(str(row["hover"]),)))
-    return found
+        findings.append(Finding("Furthest off", details=(str(row["hover"]),)))
+    return findings

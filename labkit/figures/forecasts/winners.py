@@ -49,12 +49,12 @@ def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
             known = ", ".join(place.seconds)
             raise InvalidInput(f"usual={usual!r} is not on this map; allowed: {known}")
         winner, gain = _winner(place, usual)
-        told = ", ".join(_time(place, name) for name in place.seconds)
+        texts = ", ".join(_time(place, name) for name in place.seconds)
         where = f"{place.workers:,} workers, {bits_text(place.bandwidth)}"
         where += f", {seconds_text(place.latency)}" + f": {APART}" * (winner == APART)
         rows.append(
             {"latency": place.latency, "workers": place.workers, "bandwidth": place.bandwidth}
-            | {"winner": winner, "gain": gain, "hover": safe_text(f"{where}: {told}")}
+            | {"winner": winner, "gain": gain, "hover": safe_text(f"{where}: {texts}")}
         )
     return pd.DataFrame(rows)
 
@@ -95,8 +95,8 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     }
     squares = legend([(safe_text(name), color, "square") for name, color in looks.items()])
     title = f"Who is fastest · forecast · {of}"
-    found = winners_findings(places, usual)
-    alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in found)])
+    results = winners_findings(places, usual)
+    alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in results)])
     rows = table.drop(columns="hover").assign(
         latency=table["latency"].map(seconds_text),
         bandwidth=table["bandwidth"].map(bits_text),
@@ -125,17 +125,19 @@ def winners_findings(places: Sequence[Place], usual: str) -> list[Finding]:
     gains = table[~table["winner"].isin([usual, APART])]
     head = f"nother way than **{usual}** saves at least {GAIN:.0%} of the time in"
     head = f"To the target, whatever the seed, a{head}" if banded else f"A{head}"
-    found = [Finding(head, said=(f"{len(gains)} of {len(table)} places",))]
+    findings = [Finding(head, details=(f"{len(gains)} of {len(table)} places",))]
     if banded:
         unsure = int((table["winner"] == APART).sum())
         head = f"To the target, ways are {APART}, as bands of seeds overlap or little is saved, in"
-        found.append(Finding(head, said=(f"{unsure} of {len(table)} places",)))
-    for name, own in gains.groupby("winner", sort=False):
-        top = own.loc[own["gain"].idxmax()]
+        findings.append(Finding(head, details=(f"{unsure} of {len(table)} places",)))
+    for name, group in gains.groupby("winner", sort=False):
+        top = group.loc[group["gain"].idxmax()]
         most = f"{top['workers']:,} workers, {bits_text(top['bandwidth'])}, "
-        said = f"most at {most}{seconds_text(top['latency'])}: {top['gain']:.0%}"
-        found.append(Finding(f"**{name}** is fastest in", said=(f"{len(own)} of them", said)))
-    return found
+        details = f"most at {most}{seconds_text(top['latency'])}: {top['gain']:.0%}"
+        findings.append(
+            Finding(f"**{name}** is fastest in", details=(f"{len(group)} of them", details))
+        )
+    return findings
 
 
 def _winner(place: Place, usual: str) -> tuple[str, float]:
@@ -151,20 +153,20 @@ def _winner(place: Place, usual: str) -> tuple[str, float]:
 
 def _time(place: Place, name: str) -> str:
     """Return the time of a way in a place, with its band."""
-    said = f"{name} {seconds_text(place.seconds[name])}"
+    details = f"{name} {seconds_text(place.seconds[name])}"
     if place.bands is None:
-        return said
+        return details
     low, high = place.bands[name]
     band = f"{seconds_text(low)} to {seconds_text(high)}" if high < np.inf else "one seed, no band"
-    return f"{said} ({band})"
+    return f"{details} ({band})"
 
 
 def _cells(
-    own: pd.DataFrame, looks: Mapping[str, str], bandwidths: list[float], workers: list[int]
+    group: pd.DataFrame, looks: Mapping[str, str], bandwidths: list[float], workers: list[int]
 ) -> Trace:
     """Return one frame: a cell a place."""
     by: Mapping[tuple[int, float], Mapping[str, object]] = {
-        (row["workers"], row["bandwidth"]): row for row in own.to_dict("records")
+        (row["workers"], row["bandwidth"]): row for row in group.to_dict("records")
     }
     rows = [[by[count, each] for each in bandwidths] for count in workers]
     names = list(looks)
@@ -213,10 +215,10 @@ def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
 
     A name of which a seed has not come there is left out.
     """
-    found = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
+    results = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
     return {
         name: sorted(each.step for each in seeds if each is not None)
-        for name, seeds in found.items()
+        for name, seeds in results.items()
         if None not in seeds
     }
 
@@ -265,26 +267,30 @@ def study_reading(
         servers: by workers, how many servers are within 5 % of the fastest of a sweep.
         inputs: runs with "real" and "synthetic" input.
     """
-    found = []
+    findings = []
     for name, way in strategies.items():
         last = study.workers_until(efficiency, strategy=way)
-        said = "at 10,000 still above it" if last is None else f"up to {plural(last, 'worker')}"
-        found.append(Finding(f"**{name}** keeps an efficiency of {efficiency:.0%}", said=(said,)))
+        details = "at 10,000 still above it" if last is None else f"up to {plural(last, 'worker')}"
+        findings.append(
+            Finding(f"**{name}** keeps an efficiency of {efficiency:.0%}", details=(details,))
+        )
     for workers, count in servers.items():
-        said = f"{plural(count, 'server')} within 5 % of the fastest of the sweep"
-        found.append(Finding(f"{plural(workers, 'worker')} with parameter servers", said=(said,)))
+        details = f"{plural(count, 'server')} within 5 % of the fastest of the sweep"
+        findings.append(
+            Finding(f"{plural(workers, 'worker')} with parameter servers", details=(details,))
+        )
     first, way = next(iter(strategies.items()))
     for workers in (2, 16):
         cost = study.slow_rank(slow, workers, way)
         head = f"One of {workers} ranks that computes {slow:g} times as long makes a step longer by"
-        found.append(Finding(head, first, cost, text="{:.0%}".format))
-    found += _of_input(inputs)
+        findings.append(Finding(head, first, cost, text="{:.0%}".format))
+    findings += _of_input(inputs)
     ahead = study.at(max(2, study.experiment.workers), strategy=way)
     for what, value in (("Price", ahead.money), ("Energy, J", ahead.energy)):
         if value is not None:
             head = f"{what} to the target with {plural(ahead.workers, 'worker')}"
-            found.append(Finding(head, first, value, text=number_text))
-    return sentences(found)
+            findings.append(Finding(head, first, value, text=number_text))
+    return sentences(findings)
 
 
 def break_even_reading(
@@ -305,14 +311,16 @@ def break_even_reading(
         reached: the places with times to a target.
     """
     fast = [each for each in places if each.bandwidth >= FAST and each.latency <= PROMPT]
-    found = [*_null(fast, usual, compressed), *winners_findings(places, usual)]
+    findings = [*_null(fast, usual, compressed), *winners_findings(places, usual)]
     if reached:
-        found += winners_findings(reached, usual)
+        findings += winners_findings(reached, usual)
     table = verified_table(predicted, runs)
     for row in table.to_dict("records"):
-        said = f"predicted {row['predicted, ms']:.3g} ms, measured {row['measured, ms']:.3g} ms"
-        found.append(Finding(f"Run: **{row['run']}**", said=(said, f"off by {row['error']:+.0%}")))
-    return sentences(found)
+        details = f"predicted {row['predicted, ms']:.3g} ms, measured {row['measured, ms']:.3g} ms"
+        findings.append(
+            Finding(f"Run: **{row['run']}**", details=(details, f"off by {row['error']:+.0%}"))
+        )
+    return sentences(findings)
 
 
 def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Iterator[Finding]:
@@ -328,7 +336,7 @@ def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Itera
         yield Finding(
             f"From {bits_text(FAST)} on, set-ups with compression that save at least {GAIN:.0%} of "
             f"the time of **{usual}**",
-            said=(f"{gains} of {len(pairs)}",),
+            details=(f"{gains} of {len(pairs)}",),
         )
 
 
@@ -338,9 +346,11 @@ def _of_input(inputs: Inputs) -> Iterator[Finding]:
             float(np.median([run.metrics["step_ms"]["median"] for run in inputs[name]]))
             for name in ("real", "synthetic")
         )
-        said = f"{seconds_text(real / 1e3)} and {seconds_text(made / 1e3)} a step"
+        details = f"{seconds_text(real / 1e3)} and {seconds_text(made / 1e3)} a step"
         text = "{:+.1%}".format
-        yield Finding("Real input beside synthetic", "", real / made - 1, text=text, said=(said,))
+        yield Finding(
+            "Real input beside synthetic", "", real / made - 1, text=text, details=(details,)
+        )
 
 
 def _said(compressor: Mapping[str, object]) -> str:

@@ -49,10 +49,10 @@ def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
     end = max(float(rows[rows["kind"] != "made"]["stop"].max()) for rows in drawn.values())
     panels, words = [], []
     for way, rows in drawn.items():
-        own = costs.loc[way]
-        said = f"idle {own['idle_share']:.0%} of the time in all steps"
-        panels.append(_input_lanes(f"{way}\n{said}", rows, end))
-        words.append(f"{way}: {said}, {own['idle_ms']:.3g} ms a step at the median")
+        group = costs.loc[way]
+        details = f"idle {group['idle_share']:.0%} of the time in all steps"
+        panels.append(_input_lanes(f"{way}\n{details}", rows, end))
+        words.append(f"{way}: {details}, {group['idle_ms']:.3g} ms a step at the median")
     title = "Input of a training step, 1 process · wall clock · network not used"
     return lanes(panels, INPUT_KINDS, title, "", words, LANE, end)
 
@@ -79,19 +79,19 @@ def _middle(steps: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def _bars(rows: pd.DataFrame, kind: str, start: str, stop: str) -> pd.DataFrame:
-    found = rows[["step", start, stop]].set_axis(["step", "start", "stop"], axis=1)
-    return found.assign(kind=kind, lane="training")
+    results = rows[["step", start, stop]].set_axis(["step", "start", "stop"], axis=1)
+    return results.assign(kind=kind, lane="training")
 
 
 def _stacked(bars: pd.DataFrame) -> list[str]:
     """Return a lane for each batch: the first free one at its start."""
     free: list[float] = []
-    found = {}
+    results = {}
     for row in bars.sort_values("start").itertuples():
         lane = next((n for n, end in enumerate(free) if end <= row.start), len(free))
         free[lane : lane + 1] = [row.stop]
-        found[row.Index] = f"input {min(lane, MOST_LANES - 1) + 1}"
-    return [found[place] for place in bars.index]
+        results[row.Index] = f"input {min(lane, MOST_LANES - 1) + 1}"
+    return [results[place] for place in bars.index]
 
 
 def _input_lanes(title: str, rows: pd.DataFrame, end: float) -> Lanes:
@@ -150,7 +150,7 @@ def input_overhead(trace: InputTrace) -> Figure:
         x_axis=axis,
         y_axis={"tickformat": "+.0%"},
     )
-    looks = [Line(said, color, "solid", "square") for said, color, _ in PARTS.values()]
+    looks = [Line(details, color, "solid", "square") for details, color, _ in PARTS.values()]
     words = [
         f"{way}: step {row['step_ms']:.3g} ms, idle {row['idle_ms']:.3g} ms, "
         f"overhead {row['overhead']:.0%}"
@@ -169,17 +169,17 @@ def input_reading(trace: InputTrace) -> Markdown:
     real = costs.drop(SYNTHETIC)
     repeats = trace.frame()["repeat"].nunique()
     base = costs.loc[SYNTHETIC]
-    found = [
+    findings = [
         Finding(
             f"**{SYNTHETIC}**",
-            said=(f"a step takes {base['step_ms']:.3g} ms where its batch lies in memory",),
+            details=(f"a step takes {base['step_ms']:.3g} ms where its batch lies in memory",),
         )
     ]
-    found += [_finding(way, row, repeats) for way, row in real.iterrows()]
-    found.append(Finding(_passed(trace)))
+    findings += [_finding(way, row, repeats) for way, row in real.iterrows()]
+    findings.append(Finding(_passed(trace)))
     least = real["overhead"].idxmin()
-    found.append(Finding(_answer(least, real.loc[least])))
-    return sentences(found)
+    findings.append(Finding(_answer(least, real.loc[least])))
+    return sentences(findings)
 
 
 def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
@@ -187,7 +187,7 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
     number = f"{row['overhead']:.0%}" + (f" ({spread})" if repeats > 1 else "")
     return Finding(
         f"**{way}**",
-        said=(
+        details=(
             f"a step takes {row['step_ms']:.3g} ms, and training is idle {row['idle_share']:.0%} "
             "of its time",
             f"I/O overhead {number}",
@@ -222,13 +222,13 @@ def _steps(rows: pd.DataFrame) -> Trace:
 
 
 def _overheads(rows: pd.DataFrame) -> Trace:
-    said = [
+    details = [
         f"{way}: {middle:+.0%} ({low:+.0%} to {high:+.0%})"
         for way, middle, low, high in zip(
             rows["way"], rows["overhead"], rows["overhead_low"], rows["overhead_high"], strict=True
         )
     ]
-    return points(rows.assign(hover=said), "place", "overhead", OVERHEAD, size=9)
+    return points(rows.assign(hover=details), "place", "overhead", OVERHEAD, size=9)
 
 
 def _zero(count: int) -> Trace:
@@ -256,8 +256,8 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 def thread_reading(sweep: ThreadSweep) -> Markdown:
     """Name the best numbers of threads for each batch, and from which on more cost time."""
-    found = [Finding(_spoken(row)) for row in more_is_less(sweep).to_dict("records")]
-    return sentences(found)
+    findings = [Finding(_spoken(row)) for row in more_is_less(sweep).to_dict("records")]
+    return sentences(findings)
 
 
 def _named(inter: int) -> str:
@@ -267,10 +267,10 @@ def _named(inter: int) -> str:
 def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str, Line]) -> Panel:
     batch = costs["batch"].iloc[0]
     best = costs.loc[costs["step_ms"].idxmin()]
-    said = f"shortest: {best['step_ms']:.3g} ms at {best['intra']} intra-op and {best['inter']}"
+    details = f"shortest: {best['step_ms']:.3g} ms at {best['intra']} intra-op and {best['inter']}"
     counts = sorted(costs["intra"].unique())
     return Panel(
-        title=f"{plural(int(batch), 'sample')} a step\n{said} inter-op threads",
+        title=f"{plural(int(batch), 'sample')} a step\n{details} inter-op threads",
         x="intra-op threads",
         y="ms a step",
         traces=[
@@ -284,13 +284,13 @@ def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str,
 
 def _crosses(costs: pd.DataFrame, turnings: pd.DataFrame) -> list[Trace]:
     """Return crosses where the step is longer in every repeat, for each kind of threads."""
-    found = []
+    results = []
     for row in turnings.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}
         at = costs[(costs["intra"] == pair["intra"]) & (costs["inter"] == pair["inter"])]
         text = f"{pair[row['threads']]:.0f} {row['threads']}-op: longer"
-        found.append(crosses(list(at["intra"]), list(at["step_ms"]), [text], "top left"))
-    return found
+        results.append(crosses(list(at["intra"]), list(at["step_ms"]), [text], "top left"))
+    return results
 
 
 def _other(kind: str) -> str:

@@ -33,14 +33,14 @@ class Node:
         name: its own; no two have the same.
         kind: what is written beside it, such as its type.
         device: where it ran or would run, such as `CPU:1`.
-        said: what else the pointer is told.
+        details: further hover text.
         weight: seconds, or whatever says how much it matters; for `collapsed`.
     """
 
     name: str
     kind: str
     device: str
-    said: str = ""
+    details: str = ""
     weight: float = 0.0
 
 
@@ -219,8 +219,8 @@ def _widths(row: Sequence[str]) -> list[float]:
 
 def _spread(row: Sequence[str], widest: float) -> list[float]:
     """Return places of a row around 0; a node takes a width of one, a bend less."""
-    own = sum(_widths(row))
-    widths = [width * min(LOOSE, widest / own) for width in _widths(row)]
+    group = sum(_widths(row))
+    widths = [width * min(LOOSE, widest / group) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
     return [end - (width + sum(widths)) / 2 for end, width in zip(ends, widths, strict=True)]
 
@@ -256,17 +256,17 @@ def _said(edge: Edge, size: str) -> str:
 
 
 def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look: Line) -> Trace:
-    own = [node for node in nodes if node.device == device]
-    said = [" · ".join(filter(None, (node.name, node.said))) for node in own]
+    group = [node for node in nodes if node.device == device]
+    details = [" · ".join(filter(None, (node.name, node.details))) for node in group]
     return {
-        "x": [places[node.name].across for node in own],
-        "y": [places[node.name].layer for node in own],
+        "x": [places[node.name].across for node in group],
+        "y": [places[node.name].layer for node in group],
         "mode": "markers+text",
         "marker": {"color": look.color, "symbol": look.symbol, "size": 12},
-        "text": [safe_text(node.kind) for node in own],
+        "text": [safe_text(node.kind) for node in group],
         "textposition": "middle right",
         "textfont": {"size": 10, "color": INK},
-        "hovertext": [safe_text(each) for each in said],
+        "hovertext": [safe_text(each) for each in details],
         "hovertemplate": f"%{{hovertext}}<extra>{safe_text(device)}</extra>",
         "showlegend": False,
     } | look.style
@@ -276,9 +276,9 @@ def _words(nodes: Sequence[Node], copies: Sequence[Edge]) -> list[str]:
     on: dict[str, int] = {}
     for node in nodes:
         on[node.device] = on.get(node.device, 0) + 1
-    told = [f"{plural(count, 'node')} on {device}" for device, count in sorted(on.items())]
+    texts = [f"{plural(count, 'node')} on {device}" for device, count in sorted(on.items())]
     total = bytes_text(sum(edge.bytes for edge in copies))
-    return [*told, f"{plural(len(copies), 'edge')} between devices, {total} in all"]
+    return [*texts, f"{plural(len(copies), 'edge')} between devices, {total} in all"]
 
 
 def collapsed(
@@ -309,14 +309,16 @@ def collapsed(
             edge = links.pop(ends)
             named = [stays.name if name == goes.name else name for name in ends]
             _add(links, replace(edge, source=named[0], target=named[1]))
-    found = [_counted(node, inside[node.name]) for node in kept.values()]
-    return found, list(links.values())
+    results = [_counted(node, inside[node.name]) for node in kept.values()]
+    return results, list(links.values())
 
 
 def _counted(node: Node, count: int) -> Node:
     if count == 1:
         return node
-    return replace(node, kind=f"{node.kind} +{count - 1}", said=f"{node.said} {count} operations")
+    return replace(
+        node, kind=f"{node.kind} +{count - 1}", details=f"{node.details} {count} operations"
+    )
 
 
 def _add(links: dict[tuple[str, str], Edge], edge: Edge) -> None:

@@ -40,7 +40,7 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     table["ms"] = 1e3 * table["seconds"]
     host, device = table[table["what"] == "product"]["device"].unique()
     by = table.pivot_table(index="n", columns="device", values="ms")
-    found = pd.DataFrame(
+    results = pd.DataFrame(
         {
             "host_ms": by[host],
             "device_ms": by[device],
@@ -50,9 +50,9 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     )
     way = table[table["what"] == WAY].set_index("n")
     alone = table[(table["what"] == "product") & (table["device"] == host)].set_index("n")
-    found["there_ms"] = way["ms"]
-    found["pays"] = way["seconds_high"] < alone["seconds_low"]
-    return found.reset_index()
+    results["there_ms"] = way["ms"]
+    results["pays"] = way["seconds_high"] < alone["seconds_low"]
+    return results.reset_index()
 
 
 def break_even(rows: Sequence[Row]) -> Figure | Markdown:
@@ -139,26 +139,26 @@ def placement_table(
     rows = []
     for link, made in plans.items():
         for rule_name in dict.fromkeys(map(_rule, made)):
-            own = [plan for plan in made if _rule(plan) == rule_name]
-            times = [1e3 * plan.makespan for plan in own]
-            taken = [1e3 * s for plan in own for s in seconds.get(plan.name, ()) if link == first]
+            group = [plan for plan in made if _rule(plan) == rule_name]
+            times = [1e3 * plan.makespan for plan in group]
+            taken = [1e3 * s for plan in group for s in seconds.get(plan.name, ()) if link == first]
             low, middle, high = np.percentile(taken, [10, 50, 90]) if taken else [np.nan] * 3
             rows.append(
                 {
                     "link": link,
                     "rule": rule_name,
-                    "plans": len(own),
+                    "plans": len(group),
                     "predicted_ms": float(np.median(times)),
                     "predicted_low_ms": min(times),
                     "predicted_high_ms": max(times),
-                    "copies": float(np.median([len(plan.copies) for plan in own])),
-                    "copied_bytes": float(np.median([plan.copied_bytes for plan in own])),
-                    "balance": float(np.mean([plan.busy for plan in own])),
+                    "copies": float(np.median([len(plan.copies) for plan in group])),
+                    "copied_bytes": float(np.median([plan.copied_bytes for plan in group])),
+                    "balance": float(np.mean([plan.busy for plan in group])),
                     "measured_ms": middle,
                     "measured_low_ms": low,
                     "measured_high_ms": high,
                     "of_predicted": middle / float(np.median(times)),
-                    "bound_ms": 1e3 * own[0].graph.shortest(own[0].machine),
+                    "bound_ms": 1e3 * group[0].graph.shortest(group[0].machine),
                 }
             )
     return pd.DataFrame(rows)
@@ -175,11 +175,11 @@ def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] 
     table = placement_table(plans, measured)
     looks = lines(table["rule"])
     panels = []
-    for link, own in table.groupby("link", sort=False):
+    for link, group in table.groupby("link", sort=False):
         machine = next(iter(plans[link])).machine
-        panels.append(_panel(f"{PREDICTED}, {link}\n{link_text(machine)}", own, PREDICTED, looks))
-        if own["measured_ms"].notna().any():
-            panels.append(_panel(f"{MEASURED}, {link}\n{SHARED}", own, MEASURED, looks))
+        panels.append(_panel(f"{PREDICTED}, {link}\n{link_text(machine)}", group, PREDICTED, looks))
+        if group["measured_ms"].notna().any():
+            panels.append(_panel(f"{MEASURED}, {link}\n{SHARED}", group, MEASURED, looks))
     rows = [panels[at : at + 2] for at in range(0, len(panels), 2)]
     count = len(next(iter(plans[table["link"].iloc[0]])).machine.devices)
     clocks = "simulation and wall clock" if len(measured) else "simulation"
@@ -211,8 +211,8 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
                 if stop > start
             ]
         )
-        told = f"{plan.name}: {seconds_text(plan.makespan)}"
-        title = f"{told}\n{len(plan.copies)} copies over {link_text(plan.machine)}"
+        texts = f"{plan.name}: {seconds_text(plan.makespan)}"
+        title = f"{texts}\n{len(plan.copies)} copies over {link_text(plan.machine)}"
         panels.append(Lanes(title, names, frame, ("task",), [_copy_lines(plan)]))
         words.append(title.replace("\n", "; "))
     end = 1e3 * max(plan.makespan for plan in plans)
@@ -241,16 +241,16 @@ def _copy_lines(plan: Plan) -> Trace:
     return connections(COPY, times, [(names[c.sender], names[c.receiver]) for c in plan.copies])
 
 
-def _panel(title: str, own: pd.DataFrame, what: str, looks: Mapping[str, Line]) -> Panel:
-    rows = own.assign(
-        hover=[f"{r['rule']}: {r[f'{what}_ms']:.3g} ms" for r in _records(own)],
-        ms=own[f"{what}_ms"],
-        ms_low=own[f"{what}_low_ms"],
-        ms_high=own[f"{what}_high_ms"],
+def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, Line]) -> Panel:
+    rows = group.assign(
+        hover=[f"{r['rule']}: {r[f'{what}_ms']:.3g} ms" for r in _records(group)],
+        ms=group[f"{what}_ms"],
+        ms_low=group[f"{what}_low_ms"],
+        ms_high=group[f"{what}_high_ms"],
     )
     shown = bars(rows, "rule", "ms", looks, by="rule")
-    bound = [float(own["bound_ms"].iloc[0])] * 2
-    ends = [own["rule"].iloc[0], own["rule"].iloc[-1]]
+    bound = [float(group["bound_ms"].iloc[0])] * 2
+    ends = [group["rule"].iloc[0], group["rule"].iloc[-1]]
     return Panel(
         title=title,
         x="",
@@ -261,14 +261,14 @@ def _panel(title: str, own: pd.DataFrame, what: str, looks: Mapping[str, Line]) 
 
 
 def _in_words(row: Mapping[str, float]) -> str:
-    said = f"{row['link']}, {row['rule']}: predicted {row['predicted_ms']:.3g} ms"
+    details = f"{row['link']}, {row['rule']}: predicted {row['predicted_ms']:.3g} ms"
     measured = row["measured_ms"]
-    return said if np.isnan(measured) else f"{said}, measured {measured:.3g} ms"
+    return details if np.isnan(measured) else f"{details}, measured {measured:.3g} ms"
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, float]]:
-    found: list[dict[str, float]] = table.to_dict("records")
-    return found
+    results: list[dict[str, float]] = table.to_dict("records")
+    return results
 
 
 def _rule(plan: Plan) -> str:
@@ -278,13 +278,13 @@ def _rule(plan: Plan) -> str:
 LIST, ONE = "list scheduling", "all on one"
 
 
-def placer_reading(found: Examined) -> Markdown:
+def placer_reading(results: Examined) -> Markdown:
     """Say what the placer of TensorFlow did with scopes, soft placement and missing kernels."""
-    return sentences([*_scopes(found), *_kernels(found), *_rules(found)])
+    return sentences([*_scopes(results), *_kernels(results), *_rules(results)])
 
 
 def placement_reading(
-    found: Examined,
+    results: Examined,
     plans: Mapping[str, Sequence[Plan]],
     measured: Sequence[Measured],
 ) -> Markdown:
@@ -296,18 +296,19 @@ def placement_reading(
     """
     table = placement_table(plans, measured)
     first = next(iter(plans))
-    own = {row["rule"]: row for row in _rows(table[table["link"] == first])}
-    told = [
-        _predicted(link, _rows(part), list(own)) for link, part in table.groupby("link", sort=False)
+    group = {row["rule"]: row for row in _rows(table[table["link"] == first])}
+    texts = [
+        _predicted(link, _rows(part), list(group))
+        for link, part in table.groupby("link", sort=False)
     ]
     if measured:
-        told += [_copies_finding(plans[first], measured), _same(measured), _measured(own)]
-    told.append(break_even_finding(found.speeds))
-    return sentences([*told, _answer(own, _dear(table))])
+        texts += [_copies_finding(plans[first], measured), _same(measured), _measured(group)]
+    texts.append(break_even_finding(results.speeds))
+    return sentences([*texts, _answer(group, _dear(table))])
 
 
-def _scopes(found: Examined) -> Iterator[Finding]:
-    on = {each.name: each for each in found.scoped.operations}
+def _scopes(results: Examined) -> Iterator[Finding]:
+    on = {each.name: each for each in results.scoped.operations}
     towers = {_tower(name): each.device for name, each in on.items() if name.startswith("tower")}
     asked = {
         name: towers[_tower(name.removeprefix("gradient_tape/"))]
@@ -319,7 +320,7 @@ def _scopes(found: Examined) -> Iterator[Finding]:
         f"Device scopes around the towers: {len(apart)} of {len(asked)} gradient operations of "
         f"towers ran on another device than their tower{', as the tape has no scope' * bool(apart)}"
     )
-    named = {name: device for name, device in found.log.items() if name in on}
+    named = {name: device for name, device in results.log.items() if name in on}
     wrong = sorted(name for name, device in named.items() if on[name].device != device)
     agree = f"all but {', '.join(wrong[:3])}" if wrong else "each"
     yield Finding(
@@ -329,8 +330,8 @@ def _scopes(found: Examined) -> Iterator[Finding]:
     )
 
 
-def _kernels(found: Examined) -> Iterator[Finding]:
-    types = {str(row["device"]): str(row["types"]).split(", ") for row in found.kernels}
+def _kernels(results: Examined) -> Iterator[Finding]:
+    types = {str(row["device"]): str(row["types"]).split(", ") for row in results.kernels}
     for kind in ("float32", "int32"):
         have = [device for device, known in types.items() if kind in known]
         lack = [device for device in types if device not in have]
@@ -341,32 +342,34 @@ def _kernels(found: Examined) -> Iterator[Finding]:
         )
 
 
-def _rules(found: Examined) -> Iterator[Finding]:
+def _rules(results: Examined) -> Iterator[Finding]:
     """Return a finding a question, with both modes of placement if their answers differ."""
     asked: dict[str, dict[str, list[str]]] = {}
-    for row in found.rules:
+    for row in results.rules:
         refused = row["ran_on"] == "nowhere"
-        said = f"refused ({_first(str(row['error']))})" if refused else f"ran on {row['ran_on']}"
+        details = f"refused ({_first(str(row['error']))})" if refused else f"ran on {row['ran_on']}"
         what = f"{row['question']}, {row['op']} asked onto {row['asked']}"
         way = "soft placement" if row["soft"] else "strict placement"
-        asked.setdefault(what, {}).setdefault(said, []).append(way)
+        asked.setdefault(what, {}).setdefault(details, []).append(way)
     for what, answers in asked.items():
-        told = [f"with {' and '.join(ways)} {said}" for said, ways in answers.items()]
-        yield Finding(f"{what[0].upper()}{what[1:]}", said=(*told,))
+        texts = [f"with {' and '.join(ways)} {details}" for details, ways in answers.items()]
+        yield Finding(f"{what[0].upper()}{what[1:]}", details=(*texts,))
 
 
 def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
     """Return the predictions of a link; rules without a plan did not fit the memory."""
-    told = [_promise(row) for row in rows if row["rule"] != LIST]
+    texts = [_promise(row) for row in rows if row["rule"] != LIST]
     lost = [name for name in rules if name not in [row["rule"] for row in rows]]
-    told += [f"without room: {', '.join(lost)}"] if lost else []
+    texts += [f"without room: {', '.join(lost)}"] if lost else []
     best = next((row for row in rows if row["rule"] == LIST), None)
     if best is not None:
         copies = round(best["copies"])
-        told.insert(0, f"**{_promise(best)}** with {copies} copied tensors or signals")
-        told[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
+        texts.insert(0, f"**{_promise(best)}** with {copies} copied tensors or signals")
+        texts[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
     bound = rows[0]["bound_ms"]
-    return Finding(f"Predicted, {link}", said=(*told, f"no plan is shorter than {bound:.3g} ms"))
+    return Finding(
+        f"Predicted, {link}", details=(*texts, f"no plan is shorter than {bound:.3g} ms")
+    )
 
 
 def _promise(row: Mapping[str, Any]) -> str:
@@ -395,14 +398,14 @@ def _same(measured: Sequence[Measured]) -> Finding:
     return Finding(f"Not the same step: the losses of {', '.join(other)} differ from {first.name}")
 
 
-def _measured(own: Mapping[str, Mapping[str, Any]]) -> Finding:
-    said = [
+def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
+    details = [
         f"{name} {row['measured_ms']:.3g} ms (spread {row['measured_low_ms']:.3g} ms to "
         f"{row['measured_high_ms']:.3g} ms), {row['measured_ms'] / row['predicted_ms']:.2f} of the "
         "prediction"
-        for name, row in own.items()
+        for name, row in group.items()
     ]
-    return Finding("Measured on logical devices, which share the cores", said=(*said,))
+    return Finding("Measured on logical devices, which share the cores", details=(*details,))
 
 
 def _dear(table: pd.DataFrame) -> list[str]:
@@ -413,21 +416,21 @@ def _dear(table: pd.DataFrame) -> list[str]:
     return [str(link) for link in by.index[by[LIST] > by[ONE]]]
 
 
-def _answer(own: Mapping[str, Mapping[str, Any]], dear: Sequence[str]) -> Finding:
-    best = own[LIST]
-    beaten = [name for name, row in own.items() if row["predicted_ms"] > best["predicted_ms"]]
+def _answer(group: Mapping[str, Mapping[str, Any]], dear: Sequence[str]) -> Finding:
+    best = group[LIST]
+    beaten = [name for name, row in group.items() if row["predicted_ms"] > best["predicted_ms"]]
     against = f"a shorter step than {' and '.join(beaten)}" if beaten else "no shorter step"
-    head = f"A cost model of {len(own)} rules' plans promises **{LIST}** {against}"
+    head = f"A cost model of {len(group)} rules' plans promises **{LIST}** {against}"
     lost = (f"but a longer one than {ONE} with {' and '.join(dear)}",) if dear else ()
-    if ONE not in own or best["measured_ms"] != best["measured_ms"]:
-        return Finding(head, said=lost)
-    if best["measured_high_ms"] < own[ONE]["measured_low_ms"]:
+    if ONE not in group or best["measured_ms"] != best["measured_ms"]:
+        return Finding(head, details=lost)
+    if best["measured_high_ms"] < group[ONE]["measured_low_ms"]:
         kept = "measured steps are shorter than all on one, beyond their spread"
-    elif best["measured_low_ms"] > own[ONE]["measured_high_ms"]:
+    elif best["measured_low_ms"] > group[ONE]["measured_high_ms"]:
         kept = "measured steps are longer than all on one, beyond their spread"
     else:
         kept = "measured steps and those of all on one do not differ beyond their spread"
-    return Finding(head, said=(*lost, f"on the cores of this machine, {kept}"))
+    return Finding(head, details=(*lost, f"on the cores of this machine, {kept}"))
 
 
 def _tower(name: str) -> str:
@@ -440,5 +443,5 @@ def _first(error: str) -> str:
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = table.to_dict("records")
-    return found
+    results: list[dict[str, Any]] = table.to_dict("records")
+    return results

@@ -242,7 +242,7 @@ def queue_reading(graph: StepGraph) -> Markdown:
     longest = waits[0]
     busy = max(len(each.running) for each in moments)
     rule = f"{len(early)} of {len(waits)} operations began before all they wait for had ended"
-    found = [
+    findings = [
         Finding(rule, verdict="" if early else "each began when its count had fallen to zero"),
         Finding(
             f"At most {max(len(each.queued) for each in moments)} operations were in the queue at "
@@ -253,18 +253,18 @@ def queue_reading(graph: StepGraph) -> Markdown:
             f"ready at {1e3 * longest.ready:.4g} ms and begun at {1e3 * longest.start:.4g} ms"
         ),
     ]
-    return sentences(found)
+    return sentences(findings)
 
 
 def _begun(moments: Sequence[Moment]) -> list[list[str]]:
     """Return the operations that began since the previous moment."""
     before: set[str] = set()
-    found = []
+    results = []
     for each in moments:
         here = {*each.running, *each.done}
-        found.append([name for name in each.unresolved if name in here - before])
+        results.append([name for name in each.unresolved if name in here - before])
         before |= here
-    return found
+    return results
 
 
 def _caption(moment: Moment, begun: Sequence[str], count: int) -> str:
@@ -278,14 +278,14 @@ def _caption(moment: Moment, begun: Sequence[str], count: int) -> str:
 
 def _in_words(title: str, queue: ReadyQueue, lengths: Sequence[int]) -> str:
     waits = [each.wait for each in queue.waited]
-    said = [
+    details = [
         f"Animated. {title}",
         f"{plural(len(waits), 'operation')} with times",
         f"the queue holds {max(lengths)} at most",
         f"the longest wait in it is {seconds_text(max(waits[0], 0.0))}",
         f"what happens within {seconds_text(RESOLUTION)} is one frame",
     ]
-    return ". ".join(said) + "."
+    return ". ".join(details) + "."
 
 
 def _as_table(

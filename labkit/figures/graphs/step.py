@@ -38,9 +38,9 @@ def drawn_step(graph: StepGraph, what: str) -> Figure:
         what: which step it is, for the title.
     """
     nodes, edges = nodes_of(graph)
-    found = collapsed(nodes, edges)
+    results = collapsed(nodes, edges)
     remark = f"{_counted(graph, nodes)}; the step took {seconds_text(graph.seconds)}"
-    return layered(*found, title=f"{what} · {CLOCK}", remark=remark)
+    return layered(*results, title=f"{what} · {CLOCK}", remark=remark)
 
 
 def partitioned_step(graph: StepGraph, what: str) -> Figure:
@@ -48,8 +48,8 @@ def partitioned_step(graph: StepGraph, what: str) -> Figure:
     nodes, edges = nodes_of(graph)
     remark = _counted(graph, nodes)
     nodes, edges = _with_ends(graph, nodes, edges)
-    found = collapsed(nodes, edges)
-    return layered(*found, title=f"{what} · {CLOCK}", remark=remark)
+    results = collapsed(nodes, edges)
+    return layered(*results, title=f"{what} · {CLOCK}", remark=remark)
 
 
 def nodes_of(graph: StepGraph) -> tuple[list[Node], list[Edge]]:
@@ -96,25 +96,25 @@ def _with_ends(
     """Replace each edge between devices by edges to its send, its receive, and its target."""
     on = {node.name: node.device for node in nodes}
     ways = {(each.source, each.receiver): each for each in graph.transfers}
-    found: dict[Edge, None] = {}
+    results: dict[Edge, None] = {}
     for edge in edges:
         leaves = on[edge.source] != on[edge.target]
         way = ways.get((edge.source, on[edge.target])) if leaves else None
         if way is None:
-            found[edge] = None
+            results[edge] = None
         else:
-            found[Edge(edge.source, way.send, way.bytes)] = None
-            found[Edge(way.send, way.receive, way.bytes)] = None
-            found[Edge(way.receive, edge.target, way.bytes, edge.control)] = None
-    return [*nodes, *_ends(graph)], list(found)
+            results[Edge(edge.source, way.send, way.bytes)] = None
+            results[Edge(way.send, way.receive, way.bytes)] = None
+            results[Edge(way.receive, edge.target, way.bytes, edge.control)] = None
+    return [*nodes, *_ends(graph)], list(results)
 
 
 def _ends(graph: StepGraph) -> Iterator[Node]:
     for each in graph.transfers:
-        said = each.tensor_name
+        details = each.tensor_name
         # Weights without end: what is light may be drawn inside its neighbour.
-        yield Node(each.send, "send", each.sender, said, math.inf)
-        yield Node(each.receive, "receive", each.receiver, said, math.inf)
+        yield Node(each.send, "send", each.sender, details, math.inf)
+        yield Node(each.receive, "receive", each.receiver, details, math.inf)
 
 
 # What only holds a value for another one; its device is that of a handle, a constant, a result.
@@ -234,7 +234,7 @@ def transfers_reading(graph: StepGraph) -> Markdown:
         return sentences([Finding("No edge leaves its device: there is no send and no receive")])
     large = table.loc[table["bytes"].idxmax()]
     ends = int((table["bytes"] == 0).sum())
-    found = [
+    findings = [
         Finding(
             f"{plural(len(table), 'pair')} of send and receive stand where an edge leaves its "
             "device, and find each other by the name of the tensor"
@@ -245,18 +245,18 @@ def transfers_reading(graph: StepGraph) -> Markdown:
         ),
     ]
     if ends:
-        said = "carries nothing" if ends == 1 else "carry nothing"
-        found.append(Finding(f"{ends} of {len(table)} {said}: a control dependency crosses"))
+        details = "carries nothing" if ends == 1 else "carry nothing"
+        findings.append(Finding(f"{ends} of {len(table)} {details}: a control dependency crosses"))
     timed = table.dropna(subset="between_ms")
     if len(timed):
         longest = timed.loc[timed["between_ms"].idxmax()]
-        found.append(
+        findings.append(
             Finding(
                 f"From its source's end to its first reader's start **{longest['tensor']}** took "
                 f"longest, {longest['between_ms']:.3g} ms of copying and queueing"
             )
         )
-    return sentences(found)
+    return sentences(findings)
 
 
 LANE = 26  # pixels a lane
@@ -290,14 +290,15 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
     end = max(float((rows["start"] + rows["length"]).max()) for rows in drawn.values())
     panels, words = [], []
     for what, rows in drawn.items():
-        own = table.loc[what]
-        said = (
-            f"{own['early']} of {own['updates']} updates begin before the last gradient is there; "
-            f"{plural(int(own['control_edges']), 'control edge')}"
+        group = table.loc[what]
+        details = (
+            f"{group['early']} of {group['updates']} updates begin before the last gradient is "
+            "there; "
+            f"{plural(int(group['control_edges']), 'control edge')}"
         )
-        mark = _mark(own["last_gradient_ms"])
-        panels.append(Lanes(f"{what}\n{said}", LANES, rows, ("said",), [mark]))
-        words.append(f"{what}: {said}")
+        mark = _mark(group["last_gradient_ms"])
+        panels.append(Lanes(f"{what}\n{details}", LANES, rows, ("details",), [mark]))
+        words.append(f"{what}: {details}")
     title = f"Control dependencies in one step · {CLOCK}"
     return lanes(panels, KINDS, title, "line: the last gradient is there", words, LANE, end)
 
@@ -314,12 +315,12 @@ def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
 
 def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
     """Say for each graph whether updates may begin before the last gradient, and did."""
-    found = []
+    findings = []
     for what, row in control_order(graphs).iterrows():
-        found.append(
+        findings.append(
             Finding(
                 f"**{what}**",
-                said=(
+                details=(
                     f"{row['early']:.0f} of {row['updates']:.0f} updates began before the last "
                     f"gradient was there, at {row['last_gradient_ms']:.4g} ms",
                     f"the first update began at {row['first_update_ms']:.4g} ms",
@@ -327,7 +328,7 @@ def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
                 verdict=_verdict(row),
             )
         )
-    return sentences(found)
+    return sentences(findings)
 
 
 def _verdict(row: pd.Series) -> str:
@@ -345,11 +346,11 @@ def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
         raise InvalidInput("this step changes no variable: give one that trains")
     # What an update reads, and was computed.
     made = {f.source for f in graph.flows if f.target in updates and not f.control} & timed.keys()
-    found: dict[str, list[Operation]] = {lane: [] for lane in LANES}
+    results: dict[str, list[Operation]] = {lane: [] for lane in LANES}
     for name, each in timed.items():
         lane = LANES[2] if name in updates else LANES[1] if name in made else LANES[0]
-        found[lane].append(each)
-    return found
+        results[lane].append(each)
+    return results
 
 
 def _order_row(graph: StepGraph) -> dict[str, float]:
@@ -377,7 +378,7 @@ def _bars(graph: StepGraph) -> pd.DataFrame:
             "start": 1e3 * each.start,
             "length": 1e3 * (each.stop - each.start),
             "text": "",
-            "said": f"{short(each.op)} {each.name}",
+            "details": f"{short(each.op)} {each.name}",
         }
         for lane, operations in _parts(graph).items()
         for each in operations

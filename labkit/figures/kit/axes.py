@@ -42,10 +42,10 @@ class Scale:
 
 def shares(values: Iterable[float]) -> Trace:
     """Return an axis of accuracies, with room around equal ones."""
-    found = [value for value in values if value == value]
-    if not found or max(found) - min(found) > _ALIKE:
+    results = [value for value in values if value == value]
+    if not results or max(results) - min(results) > _ALIKE:
         return dict(SHARES)
-    return {"tickformat": ".1%", "range": [min(found) - _AROUND, max(found) + _AROUND]}
+    return {"tickformat": ".1%", "range": [min(results) - _AROUND, max(results) + _AROUND]}
 
 
 def scale(values: Sequence[Value], measured: bool) -> Scale:

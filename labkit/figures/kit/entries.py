@@ -45,14 +45,14 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     Args: rows, the parameters in which runs differ, by name; fallback, what to call a row that has
     none.
     """
-    told = _telling(rows)
+    texts = _telling(rows)
     # Where the compressor is the method, to have none is one, too.
-    dense = "compressor" if "strategy" not in told else ""
+    dense = "compressor" if "strategy" not in texts else ""
     words = [
-        [(n == dense or row.get(n) is not None, told[n][repr(row.get(n))]) for n in told]
+        [(n == dense or row.get(n) is not None, texts[n][repr(row.get(n))]) for n in texts]
         for row in rows
     ]
-    whole = [tuple(word for _, word in own) for own in words]
+    whole = [tuple(word for _, word in group) for group in words]
     for drop_usual in (True, False):
         brief = _brief(words, drop_usual)
         if all(brief) and _distinct(brief) == _distinct(whole):
@@ -64,26 +64,26 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
 
 def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
     """Return the words of each row without those of absent values and of most rows."""
-    counts = Counter(each for own in words for each in enumerate(word for _, word in own))
-    found = []
-    for own in words:
-        kept = [(place, word) for place, (is_some, word) in enumerate(own) if is_some]
+    counts = Counter(each for group in words for each in enumerate(word for _, word in group))
+    results = []
+    for group in words:
+        kept = [(place, word) for place, (is_some, word) in enumerate(group) if is_some]
         rare = [each for each in kept if 2 * counts[each] <= len(words)]
-        nothing = [each for each in enumerate(word for _, word in own) if each not in kept]
+        nothing = [each for each in enumerate(word for _, word in group) if each not in kept]
         # Where all is usual but what it lacks, that tells it apart.
         rare = rare or [each for each in nothing if 2 * counts[each] <= len(words)][:1]
         # A name of one word says little: what is usual then stands before it.
-        told = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare
-        found.append(tuple(word for _, word in sorted(set(told))))
-    return found
+        texts = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare
+        results.append(tuple(word for _, word in sorted(set(texts))))
+    return results
 
 
 def _telling(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     """Return the parameters that are needed to tell rows apart, with the words of their values."""
     given = dict.fromkeys(name for row in rows for name in row)
     # Of more than so many parameters nobody reads a name, and each is tried against all others.
-    told = sorted(given, key=_rank)[:_MOST_PARAMETERS]
-    kept = {name: _words(name, [row.get(name) for row in rows]) for name in told}
+    texts = sorted(given, key=_rank)[:_MOST_PARAMETERS]
+    kept = {name: _words(name, [row.get(name) for row in rows]) for name in texts}
     whole = _told_apart(rows, kept)
     for name in reversed(list(kept)):
         others = {each: words for each, words in kept.items() if each != name}
@@ -99,11 +99,11 @@ def _rank(name: str) -> int:
 
 
 def _told_apart(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]]) -> int:
-    return _distinct([tuple(own[repr(row.get(n))] for n, own in words.items()) for row in rows])
+    return _distinct([tuple(group[repr(row.get(n))] for n, group in words.items()) for row in rows])
 
 
-def _distinct(found: Sequence[tuple[str, ...]]) -> int:
-    return len(set(found))
+def _distinct(results: Sequence[tuple[str, ...]]) -> int:
+    return len(set(results))
 
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
@@ -137,29 +137,31 @@ def compressor_text(compressor: str, with_feedback: bool = False) -> str:
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
         return _cut(compressor)
-    said = [call[1]]
+    details = [call[1]]
     for key, _, value in (field.partition("=") for field in (call[2] or "").split(", ") if field):
         is_share = key == "ratio" and re.fullmatch(r"[\d.e-]+", value)
-        said.append(f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}")
+        details.append(
+            f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}"
+        )
     outer = ["EF"] if with_feedback and compressor.startswith("ErrorFeedback(") else []
-    return " ".join([*outer, *said])
+    return " ".join([*outer, *details])
 
 
 def _cut(text: str, letters: int = _WORD) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
-def _numbered(found: Sequence[str]) -> list[str]:
+def _numbered(results: Sequence[str]) -> list[str]:
     """Return the names with a number for each that occurs twice."""
-    alike, taken, said = Counter(found), set(found), []
-    for text in found:
+    alike, taken, details = Counter(results), set(results), []
+    for text in results:
         name, number = text, 0
         while alike[text] > 1 and (name == text or name in taken):
             number += 1
             name = f"{text} ({number})"
         taken.add(name)
-        said.append(name)
-    return said
+        details.append(name)
+    return details
 
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
@@ -242,11 +244,11 @@ def lines(names: Iterable[str]) -> dict[str, Line]:
 
 def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     """Return the runs with labels and colours; raise LabkitError for no runs."""
-    found = [runs] if isinstance(runs, Run) else list(runs)
-    if not found:
+    results = [runs] if isinstance(runs, Run) else list(runs)
+    if not results:
         raise LabkitError(NO_RUNS)
     # What has no results is drawn nowhere, and takes nobody's colour.
-    places = accumulate((bool(run.metrics) for run in found), initial=0)
+    places = accumulate((bool(run.metrics) for run in results), initial=0)
     return [
         Entry(
             run=run,
@@ -258,7 +260,7 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
-        for place, run, label in zip(places, found, labels(found), strict=False)
+        for place, run, label in zip(places, results, labels(results), strict=False)
     ]
 
 
@@ -290,9 +292,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
     """Return names from known differences; a star marks ranks that share cores."""
-    found = names(rows, [run.name for run in runs])
+    results = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
-    return [f"{name}{star}" for name, star in zip(found, stars, strict=True)]
+    return [f"{name}{star}" for name, star in zip(results, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:

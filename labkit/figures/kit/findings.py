@@ -25,7 +25,7 @@ class Finding:
         seeds: the number of seeds of the mean; 0 for a band over something else.
         text: formats the number and its ends.
         unit: stands after the number.
-        said: further details, in order.
+        details: further texts, in order.
         verdict: the conclusion, at the end.
     """
 
@@ -36,7 +36,7 @@ class Finding:
     seeds: int = 0
     text: Callable[[float], str] = "{:.4g}".format
     unit: str = ""
-    said: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     verdict: str = ""
 
     @property
@@ -53,9 +53,9 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The finding as `What: **who**, number; said: verdict.`"""
+        """The finding as `What: **who**, number; details: verdict.`"""
         whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
-        parts = "; ".join(part for part in (whom, *self.said) if part)
+        parts = "; ".join(part for part in (whom, *self.details) if part)
         return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
 
 
@@ -66,7 +66,7 @@ def it_came(holds: bool) -> str:
 
 def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
     """Return the finding that a published claim holds in these runs, or not."""
-    return Finding(f"**{claim}** ({source}): {it_came(holds)}", said=details)
+    return Finding(f"**{claim}** ({source}): {it_came(holds)}", details=details)
 
 
 def ratio_verdict(

@@ -132,8 +132,8 @@ def arrows(
             "textposition": f"{side} center",
             "textfont": {"size": 14, "color": color},
         }
-    said = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
-    return look | ({"hovertext": said} if hover else {})
+    details = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
+    return look | ({"hovertext": details} if hover else {})
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:

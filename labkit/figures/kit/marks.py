@@ -44,13 +44,13 @@ def line_with_band(
     """
     return [
         trace
-        for look, own in _groups(table, looks, by)
-        for trace in line_over_band(own, x, y, look, marks=marks, faint=faint, **changes)
+        for look, group in _groups(table, looks, by)
+        for trace in line_over_band(group, x, y, look, marks=marks, faint=faint, **changes)
     ]
 
 
 def line_over_band(
-    own: pd.DataFrame,
+    group: pd.DataFrame,
     x: str,
     y: str,
     look: Entry | Line,
@@ -60,7 +60,7 @@ def line_over_band(
     **changes: str | bool,
 ) -> list[Trace]:
     """Return the line of one group of rows, over the band of its spread."""
-    return [*_under(own, x, y, look, faint), _line(own, x, y, look, marks) | changes]
+    return [*_under(group, x, y, look, faint), _line(group, x, y, look, marks) | changes]
 
 
 def points_with_bars(
@@ -83,8 +83,8 @@ def points_with_bars(
                 if f"{column}_low" in row:
                     ends = (row[f"{column}_low"], row[f"{column}_high"])
                     trace[axis] = whisker([row[column]], ends[:1], ends[1:], look.color)
-            said = {"hovertemplate": row.get("hover"), "showlegend": False}
-            drawn.append(trace | said | look.style)
+            details = {"hovertemplate": row.get("hover"), "showlegend": False}
+            drawn.append(trace | details | look.style)
     return drawn
 
 
@@ -100,18 +100,18 @@ def bars(
     length = x if horizontal else y
     drawn = []
     for name, rows in _rows_by(table, by).items():
-        look, own = looks[name], {column: [row[column] for row in rows] for column in rows[0]}
+        look, group = looks[name], {column: [row[column] for row in rows] for column in rows[0]}
         # Bars have no dash: what a line shows by it, a bar shows by its hatch.
         pattern = {"shape": _HATCHES[look.dash]}
-        trace: Trace = {"type": "bar", "x": own[x], "y": own[y]}
+        trace: Trace = {"type": "bar", "x": group[x], "y": group[y]}
         trace |= {"marker": {"color": look.color, "pattern": pattern}, "showlegend": False}
         if horizontal:
             trace["orientation"] = "h"
-        if f"{length}_low" in own:
-            spread = whisker(own[length], own[f"{length}_low"], own[f"{length}_high"], INK)
+        if f"{length}_low" in group:
+            spread = whisker(group[length], group[f"{length}_low"], group[f"{length}_high"], INK)
             trace["error_x" if horizontal else "error_y"] = spread
-        if "hover" in own:
-            trace |= {"hovertext": own["hover"], "hovertemplate": "%{hovertext}"}
+        if "hover" in group:
+            trace |= {"hovertext": group["hover"], "hovertemplate": "%{hovertext}"}
         drawn.append(trace | look.style)
     return drawn
 
@@ -128,15 +128,15 @@ def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int
 
 
 def curve(
-    x: Sequence[float], y: Sequence[float], look: Entry | Line, width: float = 1, **said: object
+    x: Sequence[float], y: Sequence[float], look: Entry | Line, width: float = 1, **details: object
 ) -> Trace:
     """Return a line through calculated values, with an optional hover text."""
     line = {"color": look.color, "dash": look.dash, "width": width}
-    return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | said
+    return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | details
 
 
 def crosses(
-    x: Sequence[float], y: Sequence[float], texts: Sequence[str], place: str, **said: object
+    x: Sequence[float], y: Sequence[float], texts: Sequence[str], place: str, **details: object
 ) -> Trace:
     """Return crosses with texts where something changes."""
     return (
@@ -150,7 +150,7 @@ def crosses(
             "textfont": {"size": 12, "color": INK},
         }
         | QUIET
-        | said
+        | details
     )
 
 
@@ -191,41 +191,41 @@ def whisker(
 def _groups(
     table: pd.DataFrame, looks: Looks, by: str
 ) -> Iterator[tuple[Entry | Line, pd.DataFrame]]:
-    for name, own in table.groupby(by, sort=False):
-        yield looks[name], own
+    for name, group in table.groupby(by, sort=False):
+        yield looks[name], group
 
 
 def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
     """Return rows by group, faster than pandas for thousands of runs with one row each."""
-    found: dict[str, list[Trace]] = {}
+    results: dict[str, list[Trace]] = {}
     for row in table.to_dict("records"):
-        found.setdefault(row[by], []).append(row)
-    return found
+        results.setdefault(row[by], []).append(row)
+    return results
 
 
-def _line(own: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:
+def _line(group: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:
     marker = {"color": look.color, "symbol": look.symbol, "size": 7}
     line = {"color": look.color, "dash": look.dash, "width": 2}
-    trace = {"x": _thin(own[x]), "y": _thin(own[y]), "showlegend": False} | look.style
-    if len(own) == 1:
+    trace = {"x": _thin(group[x]), "y": _thin(group[y]), "showlegend": False} | look.style
+    if len(group) == 1:
         return trace | {"mode": "markers", "marker": marker}
     if marks:
         return trace | {"mode": "lines+markers", "line": line, "marker": marker}
     return trace | {"mode": "lines", "line": line}
 
 
-def _under(own: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) -> list[Trace]:
+def _under(group: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) -> list[Trace]:
     """Return the band between the least and the greatest value, or else the faint line."""
-    quiet = {"x": _thin(own[x]), "mode": "lines"} | QUIET | look.style
+    quiet = {"x": _thin(group[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
     # A band of no width would be an invisible trace that still answers to the pointer.
-    if low in own and not own[low].equals(own[high]):
+    if low in group and not group[low].equals(group[high]):
         # Two lines of no width, and the colour between them.
         fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
-        edges = [quiet | {"line": {"width": 0}, "y": _thin(own[each])} for each in (low, high)]
+        edges = [quiet | {"line": {"width": 0}, "y": _thin(group[each])} for each in (low, high)]
         return [edges[0], edges[1] | fill]
     line = {"color": transparent(look.color, 0.3), "width": 1}
-    return [quiet | {"y": _thin(own[faint]), "line": line}] if faint else []
+    return [quiet | {"y": _thin(group[faint]), "line": line}] if faint else []
 
 
 def _thin(values: pd.Series) -> np.ndarray:
@@ -260,12 +260,14 @@ def cells(
     scale: Trace = {"coloraxis": "coloraxis"}
     if colors is not None:
         scale = {"colorscale": colors, "zmin": 0, "zmax": most, "showscale": False}
-    said: Trace = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    details: Trace = (
+        {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    )
     place = {name: edges for name, edges in (("x", x), ("y", y)) if edges is not None}
     between = {"xgap": gap, "ygap": gap}
     text: Trace = {"text": texts, "texttemplate": "%{text}"} if texts else {}
     text |= {"textfont": {"color": INK, "size": letters}} if texts else {}
-    return {"type": "heatmap", "z": values} | place | scale | said | between | text | (on or {})
+    return {"type": "heatmap", "z": values} | place | scale | details | between | text | (on or {})
 
 
 def matrix_panel(

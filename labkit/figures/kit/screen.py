@@ -54,8 +54,8 @@ def picture(content: Trace) -> str:
     for name in layout:
         if name.startswith("xaxis"):
             end = name.removeprefix("xaxis")
-            own = [trace for trace in data if trace.get("xaxis", "x") == f"x{end}"]
-            parts += _panel(layout, end, own)
+            group = [trace for trace in data if trace.get("xaxis", "x") == f"x{end}"]
+            parts += _panel(layout, end, group)
     parts += _legend(data, width, height)
     return (
         f'<svg role="img" aria-label="{escape(unescape(title))}" viewBox="0 0 {width} {height}" '

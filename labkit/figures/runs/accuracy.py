@@ -43,7 +43,7 @@ def accuracy_table(
 def accuracy_finding(row: Any, what: str = "", who: str = "", *details: str) -> Finding:
     """Return the finding of a row of `accuracy_table`, as `itertuples` gives it."""
     band = row.accuracy_low, row.accuracy_high
-    return Finding(what, who, row.accuracy, band, row.seeds, PERCENT, said=details)
+    return Finding(what, who, row.accuracy, band, row.seeds, PERCENT, details=details)
 
 
 def list_accuracies(table: pd.DataFrame) -> str:

@@ -108,9 +108,9 @@ def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
     made = table["updates"].diff().fillna(table["updates"])  # 0 where a step was skipped
     skipped = [
         f"step {step} by "
-        + ("all ranks" if own.all() else f"rank {', '.join(map(str, own[own].index))} only")
-        for step, own in (made == 0).iterrows()
-        if own.any()
+        + ("all ranks" if group.all() else f"rank {', '.join(map(str, group[group].index))} only")
+        for step, group in (made == 0).iterrows()
+        if group.any()
     ]
     alike = (table["loss_scale"].nunique(axis=1) == 1).all() and (made.nunique(axis=1) == 1).all()
     return Markdown(
@@ -119,11 +119,11 @@ def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
     )
 
 
-def _memory(own: dict[str, float], base: dict[str, float]) -> str:
+def _memory(group: dict[str, float], base: dict[str, float]) -> str:
     """Return `keeps 1.6 MB of weights (2x), …` or `keeps as many bytes as the baseline`."""
     more = [
-        f"{bytes_text(own[kind])} of {kind} ({own[kind] / base[kind]:.3g}x)"
+        f"{bytes_text(group[kind])} of {kind} ({group[kind] / base[kind]:.3g}x)"
         for kind in KEPT
-        if base[kind] and abs(own[kind] - base[kind]) > _SAME * sum(base[each] for each in KEPT)
+        if base[kind] and abs(group[kind] - base[kind]) > _SAME * sum(base[each] for each in KEPT)
     ]
     return f"keeps {', '.join(more)}" if more else "keeps as many bytes as the baseline"

@@ -38,11 +38,11 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
     """
     shown, traces, words = entries(runs), [], []
     for entry in shown:
-        own = _gaps(entry.run, optimum)
+        group = _gaps(entry.run, optimum)
         # On a logarithmic axis nothing may be below what rounding leaves.
-        table = own.clip(lower=np.finfo(float).eps) if len(own) else own
+        table = group.clip(lower=np.finfo(float).eps) if len(group) else group
         traces += line_over_band(table, "step", "gap", entry)
-        words.append(f"{entry.label}: {own['gap'].iloc[-1]:.2g} after {len(own) - 1} rounds")
+        words.append(f"{entry.label}: {group['gap'].iloc[-1]:.2g} after {len(group) - 1} rounds")
     panel = Panel(
         title="How far from the optimum\nmean over seeds; band: their spread",
         x="round",
@@ -95,17 +95,17 @@ def _rounds_findings(
 ) -> Iterator[Finding]:
     for run, (way, counts) in zip(runs, needed.items(), strict=True):
         sent = bytes_text(float(run.metrics["wire_bytes_per_step"]))
-        said = (f"{sent} on the wire a round, in the median",)
+        details = (f"{sent} on the wire a round, in the median",)
         there = [count for count in counts if count is not None]
         if len(there) == len(counts):
             band = (min(there), max(there))
             unit = " rounds to a millionth"
-            yield Finding("", way, median(there), band, len(counts), unit=unit, said=said)
+            yield Finding("", way, median(there), band, len(counts), unit=unit, details=details)
         else:
             gap = float(_gaps(run, optimum)["gap"].iloc[-1])
             never = f"{plural(len(counts), 'seed')}, of which {len(there)} came to a millionth"
             last = f"{gap:.2g} of the optimum are left after all rounds"
-            yield Finding("", way, said=(never, last, *said))
+            yield Finding("", way, details=(never, last, *details))
 
 
 def _published(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
@@ -132,18 +132,18 @@ def _selection(run: Run) -> str:
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
     """Return after how many rounds each seed was close to the optimum; None: never."""
-    found: list[int | None] = []
+    results: list[int | None] = []
     for each in seeds_of(run):
         close = _gaps(each, optimum)["gap"].to_numpy() <= _CLOSE
         # A row holds the loss before the change of its round.
-        found.append(int(close.argmax()) if close.any() else None)
-    return found
+        results.append(int(close.argmax()) if close.any() else None)
+    return results
 
 
 def _gaps(run: Run, optimum: float) -> pd.DataFrame:
     """Return rounds, and the gap with its ends over the seeds."""
-    own = loss_curve(run.history)
-    ends = [end for end in ("", "_low", "_high") if f"loss{end}" in own]
+    group = loss_curve(run.history)
+    ends = [end for end in ("", "_low", "_high") if f"loss{end}" in group]
     # The first row is the loss before any change.
-    gaps = {f"gap{end}": own[f"loss{end}"] / optimum - 1 for end in ends}
-    return own[["step"]].assign(step=own["step"] - 1, **gaps)
+    gaps = {f"gap{end}": group[f"loss{end}"] / optimum - 1 for end in ends}
+    return group[["step"]].assign(step=group["step"] - 1, **gaps)

@@ -70,14 +70,14 @@ def fault_league(pairs: Pairs, script: str = "") -> Figure:
             x=axis,
             y="",
             traces=[
-                *bars(own, column, "name", looks, by="name", horizontal=True),
+                *bars(group, column, "name", looks, by="name", horizontal=True),
                 *([rule([1, 1], [-0.5, len(table) - 0.5], "dash")] if column == "kept" else []),
             ],
-            note="" if len(own) else "no run has finished",
+            note="" if len(group) else "no run has finished",
             x_axis={"rangemode": "tozero"},
             y_axis=lanes_axis(list(table["name"])),
         )
-        for title, under, axis, own, column in (
+        for title, under, axis, group, column in (
             ("Goodput kept", "dashed: undisturbed", "goodput / undisturbed", table, "kept"),
             ("Recovery", "those that finished", "recovery, s", over, "recovery"),
         )
@@ -99,8 +99,8 @@ def fault_reading(pairs: Pairs) -> Markdown:
 def _failed(failed: pd.DataFrame, count: int) -> Iterator[Finding]:
     if len(failed):
         names = ", ".join(f"**{name}**" for name in failed["name"])
-        said = f"{len(failed)} of {count}"
-        yield Finding("Did not finish, so that nothing is left", said=(said, names))
+        details = f"{len(failed)} of {count}"
+        yield Finding("Did not finish, so that nothing is left", details=(details, names))
 
 
 def _kept(over: pd.DataFrame) -> Iterator[Finding]:
@@ -113,7 +113,11 @@ def _kept(over: pd.DataFrame) -> Iterator[Finding]:
             late = f"recovery {seconds_text(each['recovery'])}"
             text = "{:.1%}".format
             yield Finding(
-                f"{what} of its goodput", each["name"], each["kept"], text=text, said=(rates, late)
+                f"{what} of its goodput",
+                each["name"],
+                each["kept"],
+                text=text,
+                details=(rates, late),
             )
 
 
@@ -122,11 +126,11 @@ def _lost(over: pd.DataFrame) -> Iterator[Finding]:
     whole: Sequence[str] = list(over[over["lost"] == 0]["name"])
     if len(over):
         yield Finding(
-            "Finished without the loss of a sample", said=(f"{len(whole)} of {len(over)}",)
+            "Finished without the loss of a sample", details=(f"{len(whole)} of {len(over)}",)
         )
     for row in over[over["lost"] > 0].to_dict("records"):
         yield Finding("Samples lost", row["name"], row["lost"], text="{:,.0f}".format)
     fell = over.assign(fell=over["calm_accuracy"] - over["accuracy"]).dropna(subset="fell")
     for row in fell.sort_values("fell").to_dict("records")[-1:]:
-        said = f"{row['accuracy']:.2%}, undisturbed {row['calm_accuracy']:.2%}"
-        yield Finding("Accuracy fell most", row["name"], said=(said,))
+        details = f"{row['accuracy']:.2%}, undisturbed {row['calm_accuracy']:.2%}"
+        yield Finding("Accuracy fell most", row["name"], details=(details,))

@@ -45,19 +45,19 @@ def serving(served: Served) -> Figure:
 
 def _panel(table: pd.DataFrame, column: str, network: str, looks: Looks) -> Panel:
     is_latency = column == LATENCY
-    own = table[table["network"] == network].sort_values("batch_size", kind="stable")
+    group = table[table["network"] == network].sort_values("batch_size", kind="stable")
     kind = "latency, band p10 to p90" if is_latency else "throughput, band least to most"
-    sizes = sorted(set(own["batch_size"]))
-    said = [
+    sizes = sorted(set(group["batch_size"]))
+    details = [
         f"{row['way']}, batches of {row['batch_size']}: {_text(column, row[column])}"
-        for row in own.to_dict("records")
+        for row in group.to_dict("records")
     ]
     return Panel(
         title=f"{network}\n{kind}",
         x="rows of a batch",
         y="ms from batch to answer" if is_latency else "rows/s",
         traces=line_with_band(
-            own.assign(hover=[safe_text(each) for each in said]),
+            group.assign(hover=[safe_text(each) for each in details]),
             "batch_size",
             column,
             looks,
@@ -91,11 +91,13 @@ def serving_reading(served: Served) -> Markdown:
     firsts = [_soonest(latency, network) for network in networks]
     mosts = [_most(rate, network) for network in networks]
     slices = [_slices(latency, network) for network in networks if _SLICES in set(latency["way"])]
-    found = [*firsts, *mosts, *slices, _weights(served), _true(served)]
+    findings = [*firsts, *mosts, *slices, _weights(served), _true(served)]
     if served.oversubscribed:
         processes = f"{served.workers} ranks of {plural(served.threads, 'thread')}"
-        found.append(Finding(f"{processes} are more than cores: they take turns, and times say so"))
-    return sentences([*found, _all(networks, firsts, mosts)])
+        findings.append(
+            Finding(f"{processes} are more than cores: they take turns, and times say so")
+        )
+    return sentences([*findings, _all(networks, firsts, mosts)])
 
 
 _MEET = "spreads meet"
@@ -104,8 +106,8 @@ _MEET = "spreads meet"
 def _soonest(latency: pd.DataFrame, network: str) -> Finding:
     """Return the lowest latency at the smallest batch."""
     size = min(latency["batch_size"])
-    own = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
-    first, *others = own.sort_values(LATENCY, kind="stable").to_dict("records")
+    group = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
+    first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
     ahead = all(first[f"{LATENCY}_high"] < each[f"{LATENCY}_low"] for each in others)
     return Finding(
         f"Lowest latency in batches of {size}, {network}",
@@ -113,15 +115,15 @@ def _soonest(latency: pd.DataFrame, network: str) -> Finding:
         first[LATENCY],
         (first[f"{LATENCY}_low"], first[f"{LATENCY}_high"]),
         text="{:.2f} ms".format,
-        said=(_next(others[0], LATENCY),),
+        details=(_next(others[0], LATENCY),),
         verdict=_verdict(ahead),
     )
 
 
 def _most(rate: pd.DataFrame, network: str) -> Finding:
     """Return the highest throughput, with the best batch of each way."""
-    own = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
-    first, *others = own.drop_duplicates("way").to_dict("records")
+    group = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
+    first, *others = group.drop_duplicates("way").to_dict("records")
     ahead = all(first[f"{RATE}_low"] > each[f"{RATE}_high"] for each in others)
     return Finding(
         f"Highest throughput, {network}",
@@ -129,7 +131,7 @@ def _most(rate: pd.DataFrame, network: str) -> Finding:
         first[RATE],
         (first[f"{RATE}_low"], first[f"{RATE}_high"]),
         text="{:,.0f} rows/s".format,
-        said=(f"in batches of {first['batch_size']}", _next(others[0], RATE)),
+        details=(f"in batches of {first['batch_size']}", _next(others[0], RATE)),
         verdict=_verdict(ahead),
     )
 
@@ -142,21 +144,21 @@ def _verdict(ahead: bool) -> str:
     return "ahead of all others beyond the spread" if ahead else _MEET
 
 
-def _winner(found: Finding) -> str:
+def _winner(results: Finding) -> str:
     """Return the way that is ahead beyond the spread."""
-    return "nobody beyond the spread" if found.verdict == _MEET else found.who
+    return "nobody beyond the spread" if results.verdict == _MEET else results.who
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
     """Compare slices with one process, batch by batch."""
-    own = latency[latency["network"] == network]
-    ours, alone = (own[own["way"] == way].set_index("batch_size") for way in (_SLICES, ALONE))
+    group = latency[latency["network"] == network]
+    ours, alone = (group[group["way"] == way].set_index("batch_size") for way in (_SLICES, ALONE))
     pays = [n for n in ours.index if ours[f"{LATENCY}_high"][n] < alone[f"{LATENCY}_low"][n]]
     least = ours["of_one_process"].idxmin()
     best = f"at best {ours['of_one_process'][least]:.2f} of one process's latency (batches of"
     return Finding(
         f"Slices, {network}",
-        said=(f"{best} {least})",),
+        details=(f"{best} {least})",),
         verdict=(
             f"slicing pays in batches of {', '.join(map(str, pays))}"
             if pays
@@ -168,13 +170,13 @@ def _slices(latency: pd.DataFrame, network: str) -> Finding:
 def _weights(served: Served) -> Finding:
     table = served.memory()
     held = [f"{way} {bytes_text(most)}" for way, most in table["most_weights_bytes"].items()]
-    return Finding("Weights on the rank that holds most", said=(", ".join(held),))
+    return Finding("Weights on the rank that holds most", details=(", ".join(held),))
 
 
 def _true(served: Served) -> Finding:
     far = max(served.differences.values())
-    said = f"{far:.1e} is the largest difference, where rounding may make {served.allowed:.1e}"
-    return Finding("All ways answer as one process does", said=(said,))
+    details = f"{far:.1e} is the largest difference, where rounding may make {served.allowed:.1e}"
+    return Finding("All ways answer as one process does", details=(details,))
 
 
 def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Finding:
@@ -183,7 +185,7 @@ def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Fi
         f"{network}: {_winner(first)} and {_winner(most)}"
         for network, first, most in zip(networks, firsts, mosts, strict=True)
     ]
-    return Finding("Who answers a small batch first, and who most rows a second", said=(*pairs,))
+    return Finding("Who answers a small batch first, and who most rows a second", details=(*pairs,))
 
 
 ORIGINAL = "original"
@@ -219,7 +221,7 @@ def deployment_reading(table: pd.DataFrame) -> Markdown:
     """Say what each method lost and saved, and name the smallest file without a loss."""
     rows = _rows(table)
     original = rows[ORIGINAL]
-    found = [
+    findings = [
         f"**{ORIGINAL}**: {original['accuracy']:.1%} of {original['test_answers']:.0f} test "
         f"answers right, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
         f"ms for a batch of {original['batch_size']:.0f}"
@@ -228,20 +230,22 @@ def deployment_reading(table: pd.DataFrame) -> Markdown:
     for name, row in rows.items():
         if name in others:
             parts = (row["what"], _accuracy(row), _bytes(row), _time(row))
-            found.append(f"**{name}**: {'; '.join(parts)}")
+            findings.append(f"**{name}**: {'; '.join(parts)}")
         elif name != ORIGINAL:
-            found.append(f"**{name}**: not possible with this model. {row['what']}")
-    return sentences(map(Finding, [*found, *_together(others)]))
+            findings.append(f"**{name}**: not possible with this model. {row['what']}")
+    return sentences(map(Finding, [*findings, *_together(others)]))
 
 
 def _accuracy(row: Row) -> str:
-    said = f"{row['accuracy']:.1%} right"
+    details = f"{row['accuracy']:.1%} right"
     if not row["lost"] + row["gained"]:
-        return f"{said}, on the same answers as the original"
-    said = f"{said}, {row['lost']:.0f} lost and {row['gained']:.0f} gained against the original"
+        return f"{details}, on the same answers as the original"
+    details = (
+        f"{details}, {row['lost']:.0f} lost and {row['gained']:.0f} gained against the original"
+    )
     if row["chance"] >= LEVEL:
-        return f"{said}, which chance could do (p = {row['chance']:.2g})"
-    return f"{said}, {'better' if row['gained'] > row['lost'] else 'worse'} beyond chance"
+        return f"{details}, which chance could do (p = {row['chance']:.2g})"
+    return f"{details}, {'better' if row['gained'] > row['lost'] else 'worse'} beyond chance"
 
 
 def _bytes(row: Row) -> str:
@@ -254,12 +258,12 @@ def _bytes(row: Row) -> str:
 
 def _time(row: Row) -> str:
     spread = f"{row['time_ratio_low']:.2f} to {row['time_ratio_high']:.2f}"
-    said = f"{row['time_ratio']:.2f}x the original's inference time (repeats {spread})"
+    details = f"{row['time_ratio']:.2f}x the original's inference time (repeats {spread})"
     if _faster(row):
-        return f"{said}: faster"
+        return f"{details}: faster"
     if row["time_ratio_low"] > 1:
-        return f"{said}: slower"
-    return f"{said}: no difference beyond the spread"
+        return f"{details}: slower"
+    return f"{details}: no difference beyond the spread"
 
 
 def _together(others: dict[str, Row]) -> list[str]:

@@ -61,8 +61,8 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     table["rule"] = [rule_of(run) for run in runs]
     table["workers"] = [int(run.experiment["workers"]) for run in runs]
     seeds = [seeds_of(run) for run in runs]
-    table["all_samples"] = [max(int(s.history["samples"].sum()) for s in own) for own in seeds]
-    table["all_seconds"] = [max(s.metrics["train_seconds"] for s in own) for own in seeds]
+    table["all_samples"] = [max(int(s.history["samples"].sum()) for s in group) for group in seeds]
+    table["all_seconds"] = [max(s.metrics["train_seconds"] for s in group) for group in seeds]
     table = _with_one_worker(table, list(dict.fromkeys(map(rule_of, sorted(runs, key=_order)))))
     kept = ["seeds", "reached"]
     kept += [f"{each}{end}" for each in _MEASURES for end in ("", "_low", "_high")]
@@ -118,8 +118,8 @@ def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     alone = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         alone.loc[[optimizer]].reset_index().assign(rule=rule)
-        for (optimizer, rule), own in table.groupby(["optimizer", "rule"], sort=False)
-        if optimizer in alone.index and 1 not in set(own["workers"])
+        for (optimizer, rule), group in table.groupby(["optimizer", "rule"], sort=False)
+        if optimizer in alone.index and 1 not in set(group["workers"])
     ]
     whole = pd.concat([table, *more], ignore_index=True)
     return whole.sort_values(
@@ -132,15 +132,15 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, Line], target: fl
     there = table["reached"] == table["seeds"]
     traces = line_with_band(table[there], "workers", measure, looks, by="rule", marks=True)
     for place, (rule, look) in enumerate(looks.items()):
-        own = table[~there & (table["rule"] == rule)]
-        if own.empty:
+        group = table[~there & (table["rule"] == rule)]
+        if group.empty:
             continue
         # Side by side, because crosses of several rules would cover each other.
-        own = own.assign(
-            at=own["workers"] * 2 ** (_APART * (place - (len(looks) - 1) / 2)),
-            hover=[f"{row.reached} of {row.seeds} seeds reached it" for row in own.itertuples()],
+        group = group.assign(
+            at=group["workers"] * 2 ** (_APART * (place - (len(looks) - 1) / 2)),
+            hover=[f"{row.reached} of {row.seeds} seeds reached it" for row in group.itertuples()],
         )
-        traces.append(points(own, "at", f"all_{measure}", replace(look, symbol="x")))
+        traces.append(points(group, "at", f"all_{measure}", replace(look, symbol="x")))
     title = f"{_MEASURES[measure].capitalize()} to {target:.0%}"
     return Panel(
         title=f"{title}\nmean over seeds; band: their spread; ✕: not reached by all",
@@ -154,28 +154,28 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, Line], target: fl
 
 def _reach(table: pd.DataFrame, rule: str) -> int:
     """Return the largest number of workers with which all seeds reached the target, or 0."""
-    own = table[(table["rule"] == rule) & (table["reached"] == table["seeds"])]
-    return int(own["workers"].max()) if len(own) else 0
+    group = table[(table["rule"] == rule) & (table["reached"] == table["seeds"])]
+    return int(group["workers"].max()) if len(group) else 0
 
 
 def _linear(table: pd.DataFrame) -> Iterator[Finding]:
     """Judge up to how many workers the linear rule needs no more samples than one worker."""
-    own = table[table["rule"] == _LINEAR].set_index("workers")
-    if 1 not in own.index or len(own) < 2 or own["reached"][1] < own["seeds"][1]:
+    group = table[table["rule"] == _LINEAR].set_index("workers")
+    if 1 not in group.index or len(group) < 2 or group["reached"][1] < group["seeds"][1]:
         return
-    one, holds = own.loc[1], 1
-    for workers, row in own.drop(index=1).iterrows():
+    one, holds = group.loc[1], 1
+    for workers, row in group.drop(index=1).iterrows():
         if row["reached"] < row["seeds"] or row["samples_low"] > one["samples_high"]:
             break
         holds = workers
-    more = own[own.index > holds]
+    more = group[group.index > holds]
     then = f"; with {_samples_text(more.iloc[0], more.index[0])}" if len(more) else ""
     held = f"it held up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
     claim = "With the linear rule more workers need no more samples than one, within the seeds"
     yield published(claim, "Goyal 2017", holds > 1, held + then)
     if len(more):
         fails = bool((more["reached"] < more["seeds"]).any())
-        last = f"with {_samples_text(own.iloc[-1], own.index[-1])}"
+        last = f"with {_samples_text(group.iloc[-1], group.index[-1])}"
         yield published("And with many it fails", "Goyal 2017", fails, last)
 
 
@@ -200,10 +200,12 @@ def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
         return
     best = there.loc[there["seconds"].idxmin()]
     one = there[there["workers"] == 1]
-    said = ""
+    details = ""
     if len(one) and best["workers"] > 1:
         alone = one.loc[one["seconds"].idxmin()]
-        said = f"the fastest single worker, {alone['rule']}, takes {seconds_text(alone['seconds'])}"
+        details = (
+            f"the fastest single worker, {alone['rule']}, takes {seconds_text(alone['seconds'])}"
+        )
     yield Finding(
         f"First at {target:.0%}",
         f"{best['rule']}, {plural(int(best['workers']), 'worker')}",
@@ -211,14 +213,14 @@ def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
         (best["seconds_low"], best["seconds_high"]),
         int(best["seeds"]),
         seconds_text,
-        said=(said,),
+        details=(details,),
     )
 
 
 def _by_rule(table: pd.DataFrame) -> Iterator[Finding]:
-    for rule, own in table.groupby("rule", sort=False):
-        came = (_samples_text(row, int(row["workers"])) for _, row in own.iterrows())
-        yield Finding(f"**{rule}**", said=(f"with {', with '.join(came)}",))
+    for rule, group in table.groupby("rule", sort=False):
+        came = (_samples_text(row, int(row["workers"])) for _, row in group.iterrows())
+        yield Finding(f"**{rule}**", details=(f"with {', with '.join(came)}",))
 
 
 def _samples_text(row: pd.Series, workers: int) -> str:
@@ -228,5 +230,5 @@ def _samples_text(row: pd.Series, workers: int) -> str:
         return f"{who} {row['reached']} of {row['seeds']} seeds reached it"
     text, seeds = "{:,.0f}".format, int(row["seeds"])
     ends = row["samples_low"], row["samples_high"]
-    found = Finding("", "", row["samples"], ends, seeds, text, unit=" samples")
-    return f"{who} {found.number}"
+    results = Finding("", "", row["samples"], ends, seeds, text, unit=" samples")
+    return f"{who} {results.number}"

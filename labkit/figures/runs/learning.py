@@ -46,42 +46,42 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
     points = min(points, MOST // len(shown))
     losses = {key: thin_rows(curve, points) for key, curve in curves.items()}
-    found = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
+    results = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
     if len(shown) < len(whole):
         words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
     # A task without classes is judged by its loss.
-    judged = "val_accuracy" if any("val_accuracy" in t for t in found.values()) else "val_loss"
+    judged = "val_accuracy" if any("val_accuracy" in t for t in results.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
-    tests = {key: own.dropna(subset=[judged]) for key, own in found.items() if judged in own}
+    tests = {key: own.dropna(subset=[judged]) for key, own in results.items() if judged in own}
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     axes = _axes(losses)
     panels = [
         _panel(shown, losses, "smooth", "Training loss", axes),
         _panel(shown, tests, judged, what, axes, look),
     ]
-    names = _own_names(shown, found)
+    names = _own_names(shown, results)
     panels += [
-        _panel(shown, _of_name(found, name, points), name, name, axes) for name in names[:OWN]
+        _panel(shown, _of_name(results, name, points), name, name, axes) for name in names[:OWN]
     ]
     remarks = [*_silent(shown, losses), *_coinciding(shown, curves)]
     remarks += [f"curves of {OWN} of {len(names)} names of their own"] if names[OWN:] else []
     return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
 
 
-def _own_names(shown: Sequence[Entry], found: Tables) -> list[str]:
+def _own_names(shown: Sequence[Entry], results: Tables) -> list[str]:
     """Return the user-defined metrics with curves, without the training loss."""
     every = dict.fromkeys(name for entry in shown for name in logged(entry.run))
     return [
         name
         for name in every
         if name not in ("loss", "epoch", *AXES)
-        and any(name in own and own[name].count() > 1 for own in found.values())
+        and any(name in own and own[name].count() > 1 for own in results.values())
     ]
 
 
-def _of_name(found: Tables, name: str, points: int) -> Tables:
-    known = {key: own.dropna(subset=[name]) for key, own in found.items() if name in own}
+def _of_name(results: Tables, name: str, points: int) -> Tables:
+    known = {key: own.dropna(subset=[name]) for key, own in results.items() if name in own}
     return {key: thin_rows(own, points) for key, own in known.items()}
 
 
@@ -198,14 +198,14 @@ def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list
         else:
             groups.append([entry])
             worst.append(0.0)
-    said = [
+    details = [
         f"{' and '.join(e.label for e in group[:3])}{_more(len(group) - 3)} coincide"
         f"{f' to {gap:.0e}' if gap else ' exactly'}"
         for group, gap in zip(groups, worst, strict=True)
         if len(group) > 1
     ]
-    more = len(said) - _TOLD
-    return said[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
+    more = len(details) - _TOLD
+    return details[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
 
 
 def _more(count: int) -> str:

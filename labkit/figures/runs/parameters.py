@@ -72,9 +72,9 @@ def parallel_sheet(shown: Sequence[Entry], axes: Sequence[str] | None = None) ->
         y_axis={"visible": False, "range": [-0.1, 1.1], "fixedrange": True},
     )
     title = f"Parameters and results · {clock_and_network(shown)}"
-    said = [_line_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
-    said.append(refusals(shown))
-    return Sheet([[panel]], shown, title, overload(shown), said, plot=300, below=24)
+    details = [_line_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
+    details.append(refusals(shown))
+    return Sheet([[panel]], shown, title, overload(shown), details, plot=300, below=24)
 
 
 def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
@@ -119,10 +119,10 @@ def _side_by_side(each: Scale) -> list[float | None]:
     for place, value in enumerate(each.places):
         members.setdefault(value, []).append(place)
     spread = list(each.places)
-    for value, own in members.items():
-        for number, place in enumerate(own):
-            if value is not None and len(own) > 1:
-                spread[place] = value + room * (number / (len(own) - 1) - 0.5)
+    for value, group in members.items():
+        for number, place in enumerate(group):
+            if value is not None and len(group) > 1:
+                spread[place] = value + room * (number / (len(group) - 1) - 0.5)
     return spread
 
 
@@ -150,8 +150,8 @@ def _slot_words(name: str, on: Scale, room: int) -> list[tuple[float, str, str]]
     """Return the texts of slots, at the places that fewest lines cross."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
-    said = [(at + up, word(name, value)) for at, value in on.ticks]
-    cut = [(y, f"{w[: room - 1]}…" if 0 < room < len(w) else w) for y, w in said]
+    details = [(at + up, word(name, value)) for at, value in on.ticks]
+    cut = [(y, f"{w[: room - 1]}…" if 0 < room < len(w) else w) for y, w in details]
     return [(y, f"{gap}{text}{gap}", side) for y, text in cut]
 
 
@@ -187,8 +187,8 @@ def _said(axis: Axis, place: int) -> str:
 
 
 def _line_in_words(entry: Entry, axes: Sequence[Axis], place: int) -> str:
-    said = [_said(axis, place) for axis in axes if axis[1][place] is not None]
-    return f"{entry.label}: {', '.join(said)}"
+    details = [_said(axis, place) for axis in axes if axis[1][place] is not None]
+    return f"{entry.label}: {', '.join(details)}"
 
 
 _COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): the same order for any colour vision
@@ -217,21 +217,21 @@ def heat_sheet(
     shown: Sequence[Entry], x: str | None = None, y: str | None = None, measures: Sequence[str] = ()
 ) -> Sheet:
     """Return the sheet of `heat_map`, of entries."""
-    found = [entry.run for entry in shown]
-    x, y = axes_of(found, x, y)
+    results = [entry.run for entry in shown]
+    x, y = axes_of(results, x, y)
     table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
     names = list(table.columns[4:])  # the measures, see `crossed`
     several = max(map(len, table["runs"]))
     remarks = [f"median of up to {several} runs a cell" if several > 1 else "a run a cell"]
-    others = [name for name in parameters(found) if name not in (x, y)]
+    others = [name for name in parameters(results) if name not in (x, y)]
     remarks += [f"they differ in {', '.join(others)}"] if others and several > 1 else []
     title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(shown)}"
     grid = Grid(x, y, ordered(list(table[x])), ordered(list(table[y])))
     laid = {name: _laid_out(table, grid, name) for name in names}
     panels = [_panel(each, grid, name, name == names[0]) for name, each in laid.items()]
-    said = [_cells_in_words(each, name) for name, each in laid.items()]
+    details = [_cells_in_words(each, name) for name, each in laid.items()]
     plot = max(140, _CELL * len(grid.down))
-    return Sheet([panels], [], title, [*remarks, *overload(shown)], said, plot=plot)
+    return Sheet([panels], [], title, [*remarks, *overload(shown)], details, plot=plot)
 
 
 class Grid(NamedTuple):
@@ -245,19 +245,19 @@ class Grid(NamedTuple):
 
 def _laid_out(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
     """Return a row a cell, also for those without runs: place, runs, value and texts."""
-    own = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
+    group = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
     rows = []
     for row, down in enumerate(grid.down):
         for column, across in enumerate(grid.across):
-            cell = own.get((repr(down), repr(across)), {})
+            cell = group.get((repr(down), repr(across)), {})
             value, failed = cell.get(name, np.nan), cell.get("gate_failed", 0)
             text = "gate failed" if failed and is_timed(name) else "—"
             text = text if np.isnan(value) else text_of(name, value)
             named = ((grid.y, down), (grid.x, across))
-            said = ", ".join(f"{title_of(each)} {word(each, at)}" for each, at in named)
+            details = ", ".join(f"{title_of(each)} {word(each, at)}" for each, at in named)
             runs = cell.get("runs", ())
-            rows.append((column, row, runs, value, failed, text, said))
-    return pd.DataFrame(rows, columns=["x", "y", "runs", "value", "failed", "text", "said"])
+            rows.append((column, row, runs, value, failed, text, details))
+    return pd.DataFrame(rows, columns=["x", "y", "runs", "value", "failed", "text", "details"])
 
 
 def _panel(laid: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
@@ -269,7 +269,7 @@ def _panel(laid: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
     blank = laid["value"].isna()
     failed = laid["failed"].sum() if is_timed(name) else 0
     hover = [
-        safe_text(f"{row.said}: {row.text}, {plural(len(row.runs), 'run')}")
+        safe_text(f"{row.details}: {row.text}, {plural(len(row.runs), 'run')}")
         for row in laid.itertuples()
     ]
     colors: Trace = cells(in_rows(laid["value"]), hover="%{customdata}", gap=2)
@@ -296,18 +296,18 @@ def _panel(laid: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
 def _dots(laid: pd.DataFrame) -> Trace:
     """Return a dot in each cell with runs, visible only for a chosen run."""
     # Cells of a heat map cannot be chosen in Plotly: a point in each stands for them.
-    own = laid[laid["runs"].map(len) > 0]
+    group = laid[laid["runs"].map(len) > 0]
     ring = {"width": 2, "color": "#000000"}
     marker = {"symbol": "circle", "size": 9, "color": "#ffffff", "line": ring, "opacity": 0}
     return {
-        "x": list(own["x"] - 0.38),
-        "y": list(own["y"]),
+        "x": list(group["x"] - 0.38),
+        "y": list(group["y"]),
         "mode": "markers",
         "marker": marker,
         "selected": {"marker": {"opacity": 1}},
         "unselected": {"marker": {"opacity": 0}},
         **QUIET,
-        "meta": {"points": [list(runs) for runs in own["runs"]]},
+        "meta": {"points": [list(runs) for runs in group["runs"]]},
     }
 
 
@@ -323,13 +323,13 @@ def _axis(name: str, values: Sequence[Value]) -> Trace:
 
 
 def _cells_in_words(laid: pd.DataFrame, name: str) -> str:
-    own = laid[laid["runs"].map(len) > 0]
-    return f"{title_of(name).capitalize()}: {'; '.join(own['said'] + ': ' + own['text'])}"
+    group = laid[laid["runs"].map(len) > 0]
+    return f"{title_of(name).capitalize()}: {'; '.join(group['details'] + ': ' + group['text'])}"
 
 
-def search_history(found: Searched) -> Figure:
+def search_history(results: Searched) -> Figure:
     """Draw the value of each trial, the best so far as a line, and importances as bars."""
-    metric, trials = safe_text(found.metric), found.trials
+    metric, trials = safe_text(results.metric), results.trials
     points = [
         _points(trials[trials["state"] == state], state, symbol)
         for state, symbol in (("complete", "circle"), ("pruned", "x"))
@@ -346,11 +346,11 @@ def search_history(found: Searched) -> Figure:
     history = Panel(
         "Trials in order\n● complete, × pruned, line: best so far", "trial", metric, [line, *points]
     )
-    names = list(found.importances)[::-1]
+    names = list(results.importances)[::-1]
     bars: Trace = {
         "type": "bar",
         "orientation": "h",
-        "x": [found.importances[name] for name in names],
+        "x": [results.importances[name] for name in names],
         "y": [safe_text(name) for name in names],
         "marker": {"color": PALETTE[0]},
         "showlegend": False,
@@ -365,9 +365,9 @@ def search_history(found: Searched) -> Figure:
     pruned = int((trials["state"] == "pruned").sum())
     words = [f"{len(trials)} trials, {pruned} pruned"]
     if trials["best"].notna().any():
-        words.append(f"best {found.metric} {trials['best'].iloc[-1]:.6g}")
-    words += [f"importance of {name} {share:.2f}" for name, share in found.importances.items()]
-    return sheet([[history, importance]], [], f"Search for {found.metric}", words=words)
+        words.append(f"best {results.metric} {trials['best'].iloc[-1]:.6g}")
+    words += [f"importance of {name} {share:.2f}" for name, share in results.importances.items()]
+    return sheet([[history, importance]], [], f"Search for {results.metric}", words=words)
 
 
 def _points(trials: pd.DataFrame, state: str, symbol: str) -> Trace:

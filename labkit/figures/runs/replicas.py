@@ -186,8 +186,12 @@ def _delayed(table: pd.DataFrame) -> Iterator[Finding]:
     for period in sorted({*late.index} & {*soon.index}):
         target = NEARLY * float(late["accuracy"][period])
         ours, theirs = (
-            [found.step for found in arrivals(own["run"][period], target).values() if found]
-            for own in (late, soon)
+            [
+                findings.step
+                for findings in arrivals(group["run"][period], target).values()
+                if findings
+            ]
+            for group in (late, soon)
         )
         if not ours:
             continue
@@ -211,10 +215,10 @@ def consensus(runs: Iterable[Run]) -> Figure:
     shown = entries(runs)
     traces, words = [], []
     for entry in shown:
-        own = epoch_results(entry.run, loss_curve(entry.run.history))
-        if DISTANCE in own:
-            traces += line_over_band(own, "step", DISTANCE, entry, marks=True)
-            words.append(f"{entry.label}: {own[DISTANCE].iloc[-1]:.3g} at the end")
+        group = epoch_results(entry.run, loss_curve(entry.run.history))
+        if DISTANCE in group:
+            traces += line_over_band(group, "step", DISTANCE, entry, marks=True)
+            words.append(f"{entry.label}: {group[DISTANCE].iloc[-1]:.3g} at the end")
     panel = Panel(
         title="How far apart replicas are\ndistance of their weights from the mean",
         x="step",
@@ -271,7 +275,11 @@ def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
     table = gossip_table(runs)
     findings = [
         Finding(
-            "", row.way, row.epoch_seconds, text=seconds_text, said=(f"{row.accuracy:.1%} right",)
+            "",
+            row.way,
+            row.epoch_seconds,
+            text=seconds_text,
+            details=(f"{row.accuracy:.1%} right",),
         )
         for row in table.itertuples()
     ]

@@ -29,9 +29,9 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
     shown = settings(runs)
-    found = [entry.run for entry in shown]
-    across, up = values_of(found, x), values_of(found, y)
-    given = parameters(found)
+    results = [entry.run for entry in shown]
+    across, up = values_of(results, x), values_of(results, y)
+    given = parameters(results)
     refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
     panel = Panel(
         title="",
@@ -132,16 +132,16 @@ def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
     remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
     title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
     words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
-    said = [*words, refusals(shown)]
-    return Sheet([panels], shown, title, [*remarks, *overload(shown)], said, plot=280)
+    details = [*words, refusals(shown)]
+    return Sheet([panels], shown, title, [*remarks, *overload(shown)], details, plot=280)
 
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     x, axis, text = _COSTS[cost]
     # A logarithm of nothing cannot be drawn: one worker sends no bytes.
     drawn = table[table[f"{cost}_low"] > 0]
-    said = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
-    drawn = drawn.assign(hover=said)
+    details = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
+    drawn = drawn.assign(hover=details)
     none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
     silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
     more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
@@ -166,15 +166,17 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
     """Return steps from the cheapest run to the best; by seconds, a front a network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
-    groups = [best] if cost == "bytes" else [own for _, own in links]
+    groups = [best] if cost == "bytes" else [group for _, group in links]
     # Steps, not straight lines: between two runs nothing was measured.
     line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
     look = {"name": "Pareto front", "line": line}
-    return [rule(list(own[cost]), list(own["accuracy"])) | look for own in groups if len(own)]
+    return [
+        rule(list(group[cost]), list(group["accuracy"])) | look for group in groups if len(group)
+    ]
 
 
 def _said(row: dict[str, float]) -> str:
-    said = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
+    details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
     if row["seconds"] == row["seconds"]:  # NaN is not
-        said.append(seconds_text(row["seconds"]))
-    return f"{', '.join(said)}{'' if row['open'] else ' (on the front)'}"
+        details.append(seconds_text(row["seconds"]))
+    return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

@@ -29,8 +29,8 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
     table = _table(shown)
     looks = lines(table["way"])
     speeds = {
-        way: dict(zip(own["workers"], own["rate"], strict=True))
-        for way, own in table.groupby("way", sort=False)
+        way: dict(zip(group["workers"], group["rate"], strict=True))
+        for way, group in table.groupby("way", sort=False)
     }
     ticks = sorted(set(table["workers"]))
     panel = Panel(
@@ -45,8 +45,8 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
     )
     title = f"Parameter servers and allreduce · {clock_and_network(shown)}"
     words = [
-        f"{way}: " + ", ".join(f"{rate:,.0f} samples/s on {n}" for n, rate in own.items())
-        for way, own in speeds.items()
+        f"{way}: " + ", ".join(f"{rate:,.0f} samples/s on {n}" for n, rate in group.items())
+        for way, group in speeds.items()
     ]
     return sheet(
         [[panel]],
@@ -79,26 +79,26 @@ def server_reading(runs: Iterable[Run] | Run) -> Markdown:
     before separate ones (Bugliarello); a backup worker shortens the step if one worker is slow
     (Chen 2016). The last sentence names the placement with the highest throughput.
     """
-    found = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
-    fast = [run for run in found if not run.experiment.get("slow")]
+    findings = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
+    fast = [run for run in findings if not run.experiment.get("slow")]
     by = {
         way: {run.experiment["workers"]: run for run in fast if _way(run) == way}
         for way in dict.fromkeys(map(_way, fast))
     }
-    slow = [run for run in found if run.experiment.get("slow")]
+    slow = [run for run in findings if run.experiment.get("slow")]
     return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow), *_most(by)])
 
 
 def _cliffs(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    for way, own in by.items():
-        if len(own) < 2:
+    for way, group in by.items():
+        if len(group) < 2:
             continue
-        counts = sorted(own)
-        ends = [b for a, b in pairwise(counts) if _gain(own, a, b) < _CLIFF]
+        counts = sorted(group)
+        ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
         cliff = f"no cliff up to {counts[-1]} workers"
         if ends:
             cliff = f"doubling the workers brings less than {_CLIFF:g} × from {ends[0]} on"
-        yield _speed(own[counts[-1]], f"On {counts[-1]} workers", way, cliff)
+        yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 
 def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
@@ -116,12 +116,12 @@ def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
 
 def _colocated(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     """Judge whether servers on the links of workers have a lower throughput."""
-    for way, own in by.items():
+    for way, group in by.items():
         apart = by.get(way.removesuffix(", co-located"), {})
-        both = sorted(set(own) & set(apart))
+        both = sorted(set(group) & set(apart))
         if not way.endswith("co-located") or not both:
             continue
-        ratios = [_rate(own[n]) / _rate(apart[n]) for n in both]
+        ratios = [_rate(group[n]) / _rate(apart[n]) for n in both]
         shares = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
         details = f"of the throughput of separate ones {way} have {shares} workers"
         claim = "Co-located servers collapse first"
@@ -141,7 +141,7 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
         yield Finding(
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
             f"workers of which one is slow: {it_came(ratio < 1)}",
-            said=(
+            details=(
                 f"with {number} backup a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
                 f"samples/s that count {_rate(run):,.0f} against {_rate(base):,.0f}",
@@ -151,15 +151,19 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
 
 def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     """Name the placement of the highest throughput, the next, and the best with servers."""
-    most = max((n for own in by.values() for n in own), default=0)
-    ranked = sorted((own[most] for own in by.values() if most in own), key=_rate, reverse=True)
+    most = max((n for group in by.values() for n in group), default=0)
+    ranked = sorted(
+        (group[most] for group in by.values() if most in group), key=_rate, reverse=True
+    )
     if len(ranked) < 2:
         return
-    said = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
+    details = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
     served = next((run for run in ranked if "server" in _way(run)), None)
     if served is not None and served not in ranked[:2]:
-        said.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
-    yield _speed(ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(said))
+        details.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
+    yield _speed(
+        ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(details)
+    )
 
 
 def _table(shown: Sequence[Entry]) -> pd.DataFrame:
@@ -189,16 +193,16 @@ def _like(run: Run) -> tuple[str, int]:
     return _way(run), run.experiment["workers"]
 
 
-def _speed(run: Run, what: str, who: str, said: str) -> Finding:
+def _speed(run: Run, what: str, who: str, details: str) -> Finding:
     ends = spread(run, "samples_per_second")
     seeds = run.metrics.get("repeats", 1)
     text, unit = "{:,.0f}".format, " samples/s"
-    return Finding(what, who, _rate(run), ends, seeds, text, unit, said=(said,))
+    return Finding(what, who, _rate(run), ends, seeds, text, unit, details=(details,))
 
 
-def _gain(own: dict[int, Run], few: int, many: int) -> float:
+def _gain(group: dict[int, Run], few: int, many: int) -> float:
     """Return the gain of doubling the workers, as geometric mean between two counts."""
-    return float((_rate(own[many]) / _rate(own[few])) ** (1 / math.log2(many / few)))
+    return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 
 def _rate(run: Run) -> float:

@@ -133,34 +133,34 @@ _EDGES = ("p90", "p10")
 def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[Trace]:
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
-    said = [
+    details = [
         f"{getattr(row, y):.3g}{unit} ({getattr(row, f'{y}_low'):.3g} to "
         f"{getattr(row, f'{y}_high'):.3g}) {row.kind}, "
         f"against {safe_text(looks[row.baseline].label)}"
         for row in table.itertuples()
     ]
-    points = table.assign(open=table["kind"] == "weak", hover=said)
+    points = table.assign(open=table["kind"] == "weak", hover=details)
     most = max(table["workers"])
     ideal = rule([1, most], [100, 100] if unit else [1, most], "dash") | {"name": "ideal"}
-    found = seed_bands(table)
+    results = seed_bands(table)
     lines = {
         line: Line(
-            label=f"{own['kind'].iloc[0]} scaling",
+            label=f"{group['kind'].iloc[0]} scaling",
             # A line through several runs has the colour of its first.
-            color=looks[own["runs"].iloc[0][0]].color,
-            dash="solid" if own["kind"].iloc[0] == "strong" else "dot",
+            color=looks[group["runs"].iloc[0][0]].color,
+            dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",
-            runs=own["runs"].iloc[0],
+            runs=group["runs"].iloc[0],
         )
-        for line, own in found.groupby("line", sort=False)
+        for line, group in results.groupby("line", sort=False)
     }
-    through = line_with_band(found, "workers", y, lines, by="line", hoverinfo="skip")
+    through = line_with_band(results, "workers", y, lines, by="line", hoverinfo="skip")
     return [*through, ideal, *points_with_bars(points, "workers", y, looks)]
 
 
 def _kinds(table: pd.DataFrame) -> str:
     """Return the meaning of markers: `● strong scaling: same global batch`."""
-    found = set(table[table["workers"] > 1]["kind"])
-    if len(found) == 2:
+    results = set(table[table["workers"] > 1]["kind"])
+    if len(results) == 2:
         return "● strong, ○ weak scaling"
-    return "".join(_KINDS[kind] for kind in found)
+    return "".join(_KINDS[kind] for kind in results)

@@ -75,7 +75,7 @@ def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
         where = "" if best["accuracy"] < CHANCE * guess else " with some seeds"
         nothing = Finding(
             f"Synchronous training itself stays near chance{where}, so none can be judged by it",
-            said=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
+            details=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
         )
         return sentences([*ages, nothing])
     return sentences([*ages, *_correction_claims(table, best, guess)])
@@ -152,7 +152,7 @@ def time_to_target_reading(runs: Sequence[Run], target: float) -> Markdown:
         if len(done):
             first.append(f"{where.lower()} **{done['way'].iloc[0]}**")
     if first:
-        findings.append(Finding("First at the goal, by means over seeds", said=tuple(first)))
+        findings.append(Finding("First at the goal, by means over seeds", details=tuple(first)))
     return sentences(findings)
 
 
@@ -169,7 +169,7 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
     )
     if missing := [row.way for row in ordered if row.reached < row.seeds]:
         reason = f"cannot be judged, as {', '.join(missing)} did not arrive"
-        yield Finding(f"**{claim}** (Ho 2013)", said=(reason,))
+        yield Finding(f"**{claim}** (Ho 2013)", details=(reason,))
         return
     slowest, *between, quickest = ordered
     holds = all(quickest.seconds <= row.seconds <= slowest.seconds for row in between)
@@ -268,7 +268,7 @@ def rate_reading(runs: Sequence[Run]) -> Markdown:
             findings.append(accuracy_finding(row, what))
         free += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
     where = f"at {', '.join(free)}" if free else "at none of these rates"
-    claim = Finding("**Old gradients learn as much as young ones**", said=(where,))
+    claim = Finding("**Old gradients learn as much as young ones**", details=(where,))
     return sentences([*findings, claim])
 
 

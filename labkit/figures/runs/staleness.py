@@ -69,7 +69,7 @@ def interleaving(run: Run, first: int = 0, last: int | None = None) -> Figure:
         "• delivered",
         x="time, ms",
         y="",
-        traces=[_arrows(own, names, kind) for kind, own in window.groupby(_shades(window))],
+        traces=[_arrows(group, names, kind) for kind, group in window.groupby(_shades(window))],
         x_axis={"range": [least - room, most + room]},
         y_axis=lanes_axis(order),
     )
@@ -137,7 +137,7 @@ def _finding(entry: Entry, name: str) -> Finding:
         spent = f"{seconds_text(metrics['train_seconds'])} of the {metrics['clock']} clock"
     return Finding(
         f"**{name}**",
-        said=(
+        details=(
             f"a gradient is {ages.mean():.3g} updates old on average, {ages.max():g} at most "
             f"({workers} equal workers at one server that never wait: {workers - 1})",
             f"{result} in {spent}",
@@ -175,17 +175,17 @@ def _shade_line(kind: int) -> Line:
     return Line(f"staleness {kind} {name}".strip(), COLORS[kind], "solid", "triangle-down")
 
 
-def _arrows(own: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
+def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
     """Return arrows of one colour as one trace: departure, delivery, application, and a gap."""
-    look, gap = _shade_line(kind), [None] * len(own)
-    workers = [f"worker {worker}" for worker in own["worker"]]
-    servers = [names[server] for server in own["server"]]
-    times = [1e3 * own[column] for column in ("sent", "delivered", "applied")]
+    look, gap = _shade_line(kind), [None] * len(group)
+    workers = [f"worker {worker}" for worker in group["worker"]]
+    servers = [names[server] for server in group["server"]]
+    times = [1e3 * group[column] for column in ("sent", "delivered", "applied")]
     hover = [
         f"worker {row.worker:g}, step {row.step:g}: {what}<br>staleness {row.staleness:g}, sent "
         f"{1e3 * row.sent:.3f}, delivered {1e3 * row.delivered:.3f}, "
         f"{'applied' if row.update >= 0 else 'dropped'} {1e3 * row.applied:.3f} ms"
-        for row in own.itertuples()
+        for row in group.itertuples()
         for what in (f"update {row.update:g}" if row.update >= 0 else "no update",)
     ]
     return {
@@ -195,8 +195,8 @@ def _arrows(own: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
         "line": {"color": look.color, "dash": look.dash, "width": 1.5},
         "marker": {
             "color": look.color,
-            "symbol": ["line-ns", "circle", look.symbol, "circle"] * len(own),
-            "size": [0, 5, 10, 0] * len(own),
+            "symbol": ["line-ns", "circle", look.symbol, "circle"] * len(group),
+            "size": [0, 5, 10, 0] * len(group),
             "line": {"color": INK, "width": 0},
         },
         "text": _interleaved(hover, hover, hover, gap),
@@ -270,7 +270,7 @@ def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
             f"{age.quantile(MOST_AGES, interpolation='higher'):g}"
             for clock, age in ages.items()
         )
-        yield Finding(f"**{way}**", said=tuple(details))
+        yield Finding(f"**{way}**", details=tuple(details))
 
 
 def correction_text(remedy: str | None) -> str:

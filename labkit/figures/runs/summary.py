@@ -32,24 +32,24 @@ def reading(runs: Iterable[Run] | Run) -> Markdown:
     a difference in accuracy of one seed each is reported, not judged.
     """
     shown = settings(runs)
-    found = [Finding(f"**{entry.label}**", said=tuple(_of_run(entry))) for entry in shown]
-    found += _of_scalings(shown)
-    found += [Finding(speed.refusal(entry)) for entry in shown if entry.gate_failed]
-    return sentences(found)
+    findings = [Finding(f"**{entry.label}**", details=tuple(_of_run(entry))) for entry in shown]
+    findings += _of_scalings(shown)
+    findings += [Finding(speed.refusal(entry)) for entry in shown if entry.gate_failed]
+    return sentences(findings)
 
 
 def _of_run(entry: Entry) -> list[str]:
     metrics = entry.metrics
     if not metrics:
         return [f"no results ({entry.run.status['state']})"]
-    said = []
+    details = []
     if metrics.get("test_accuracy") is not None:
-        said.append(f"{metrics['test_accuracy']:.1%} of the test data right")
+        details.append(f"{metrics['test_accuracy']:.1%} of the test data right")
     elif metrics.get("test_loss") is not None:
-        said.append(f"test loss {metrics['test_loss']:.4g}")
-    own = islice(own_results(entry.run).items(), _OWN)
-    said += [f"{name} {value:.4g}" for name, value in own]
-    said.append(f"equivalence {verdict(entry.run)}")
+        details.append(f"test loss {metrics['test_loss']:.4g}")
+    group = islice(own_results(entry.run).items(), _OWN)
+    details += [f"{name} {value:.4g}" for name, value in group]
+    details.append(f"equivalence {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
     # The first step traces and compiles, which no later one does.
@@ -58,8 +58,10 @@ def _of_run(entry: Entry) -> list[str]:
     # One worker neither exchanges nor waits.
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
-        said.append(f"of its step time {shares} went into computing / exchange / waiting for ranks")
-    return said
+        details.append(
+            f"of its step time {shares} went into computing / exchange / waiting for ranks"
+        )
+    return details
 
 
 def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
@@ -73,7 +75,7 @@ def _of_scalings(shown: Sequence[Entry]) -> list[Finding]:
             band=(row.speedup_low, row.speedup_high),
             text="{:.2f}".format,
             unit="x the samples a second",
-            said=(f"efficiency {row.efficiency / 100:.0%}",),
+            details=(f"efficiency {row.efficiency / 100:.0%}",),
             verdict=speed_verdict(
                 row.speedup_low, row.speedup_high, "it costs more than it brings"
             ),
@@ -104,23 +106,25 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     Raises: LabkitError where there are no runs.
     """
     shown = naming.settings(runs)
-    said = [_what_differs(shown), _gates(shown)]
-    found = _alike([entry for entry in shown if entry.metrics])
-    compared = {head: same for head, same in found.items() if len(same) > 1 or len(found) == 1}
+    details = [_what_differs(shown), _gates(shown)]
+    findings = _alike([entry for entry in shown if entry.metrics])
+    compared = {
+        head: same for head, same in findings.items() if len(same) > 1 or len(findings) == 1
+    }
     for head, same in compared.items():
-        own = _of_ones_own(same)
-        judged = _best(same) or (None if own else Finding("No completed run has a test result"))
-        best = (judged, *own, _fastest(same), _fewest(same), *_on_the_front(same))
-        said += [replace(each, what=f"{head}{each.what}") for each in best if each]
+        group = _of_ones_own(same)
+        judged = _best(same) or (None if group else Finding("No completed run has a test result"))
+        best = (judged, *group, _fastest(same), _fewest(same), *_on_the_front(same))
+        details += [replace(each, what=f"{head}{each.what}") for each in best if each]
     alone = [
         f"{same[0].label} ({head.removesuffix(': ')})"
-        for head, same in found.items()
+        for head, same in findings.items()
         if head not in compared
     ]
     if alone:
         head = "Not compared, for no other run has their task, length and clock"
-        said.append(Finding(head, said=(_some(alone),)))
-    return sentences([*said, *_scaling(shown)])
+        details.append(Finding(head, details=(_some(alone),)))
+    return sentences([*details, *_scaling(shown)])
 
 
 def _accuracy(entry: Entry) -> Finding | None:
@@ -131,8 +135,8 @@ def _accuracy(entry: Entry) -> Finding | None:
 
 def _loss(entry: Entry) -> Finding | None:
     """Return the test loss, the mean over seeds."""
-    found = (seed.metrics.get("test_loss") for seed in seeds_of(entry.run))
-    return _of_seeds(entry, "test loss", [v for v in found if v is not None], "{:.4g}".format)
+    findings = (seed.metrics.get("test_loss") for seed in seeds_of(entry.run))
+    return _of_seeds(entry, "test loss", [v for v in findings if v is not None], "{:.4g}".format)
 
 
 def _of_seeds(
@@ -175,9 +179,9 @@ def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
         length = f"{samples:,} samples" if samples else "unknown length"
         task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
         groups.setdefault((task, length, f"{clock or 'wall'} clock"), []).append(entry)
-    told = [place for place in range(3) if len({key[place] for key in groups}) > 1]
+    texts = [place for place in range(3) if len({key[place] for key in groups}) > 1]
     return {
-        f"{', '.join(key[place] for place in told)}: " if told else "": same
+        f"{', '.join(key[place] for place in texts)}: " if texts else "": same
         for key, same in groups.items()
     }
 
@@ -197,17 +201,17 @@ def _gates(shown: Sequence[Entry]) -> Finding:
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     failed = [entry.label for entry in shown if entry.gate_failed]
     none = f"no speed is shown of {_some(failed)}" if failed else ""
-    return Finding("Equivalence gate", said=(words, none))
+    return Finding("Equivalence gate", details=(words, none))
 
 
 _Place = tuple[Finding, Entry]
 
 
 def _ranked(
-    found: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
+    results: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
 ) -> list[_Place]:
     """Return the runs with a value, the greatest first for sign 1, the least for -1."""
-    known = [(finding, entry) for entry in found if (finding := measure(entry)) is not None]
+    known = [(finding, entry) for entry in results if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
 
 
@@ -220,41 +224,41 @@ def _lead(
         return replace(best[0], what=f"{most} {best[0].what}")
     verdict = speed_verdict(best, others[0])
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
-    said = [f"next {others[0][0].who}, {others[0][0].number}", more]
+    details = [f"next {others[0][0].who}, {others[0][0].number}", more]
     if len(differing) > 1:
-        said.append(f"the two differ in {' and '.join(differing)}")
+        details.append(f"the two differ in {' and '.join(differing)}")
     what = f"{most} {best[0].what}" if verdict else f"{_NULL} {best[0].what}"
     if not verdict and min(best[0].seeds, others[0][0].seeds) < 2:
         what = f"{_ONE_SEED} {best[0].what}"
-    return replace(best[0], what=what, said=tuple(said), verdict=verdict)
+    return replace(best[0], what=what, details=tuple(details), verdict=verdict)
 
 
 _NULL = "No difference beyond the spread of their seeds in"
 _ONE_SEED = "One seed cannot tell chance from a difference in"
 
 
-def _best(found: Sequence[Entry]) -> Finding | None:
-    if ranked := _ranked(found, _accuracy, 1):
+def _best(results: Sequence[Entry]) -> Finding | None:
+    if ranked := _ranked(results, _accuracy, 1):
         return _lead(ranked, "Highest", _by_seeds)
     # What tasks without an accuracy are judged by.
-    ranked = _ranked(found, _loss, -1)
+    ranked = _ranked(results, _loss, -1)
     return _lead(ranked, "Lowest", _lower) if ranked else None
 
 
-def _of_ones_own(found: Sequence[Entry]) -> list[Finding]:
+def _of_ones_own(results: Sequence[Entry]) -> list[Finding]:
     """Return findings on user-defined metrics, of which only the user knows the direction."""
-    names = dict.fromkeys(name for entry in found for name in own_results(entry.run))
-    ranked = [_ranked(found, partial(_result, name), 1) for name in names]
+    names = dict.fromkeys(name for entry in results for name in own_results(entry.run))
+    ranked = [_ranked(results, partial(_result, name), 1) for name in names]
     ranked = [each for each in ranked if each]
-    said = [_lead(each, "Greatest", _greater, _least(each)) for each in ranked[:_NAMED]]
+    details = [_lead(each, "Greatest", _greater, _least(each)) for each in ranked[:_NAMED]]
     more = plural(len(ranked) - _NAMED, "more number")
-    return said + ([Finding(f"{more} of their own are in the table")] if ranked[_NAMED:] else [])
+    return details + ([Finding(f"{more} of their own are in the table")] if ranked[_NAMED:] else [])
 
 
 def _result(name: str, entry: Entry) -> Finding | None:
     """Return a user-defined metric, the mean over seeds."""
-    found = (seed.metrics.get(name) for seed in seeds_of(entry.run))
-    return _of_seeds(entry, name, [v for v in found if is_number(v)], "{:.4g}".format)
+    findings = (seed.metrics.get(name) for seed in seeds_of(entry.run))
+    return _of_seeds(entry, name, [v for v in findings if is_number(v)], "{:.4g}".format)
 
 
 def _least(ranked: Sequence[_Place]) -> str:
@@ -263,9 +267,9 @@ def _least(ranked: Sequence[_Place]) -> str:
 
 
 def _by_seeds(first: _Place, second: _Place) -> str:
-    own, others = (list(accuracies(entry.run).values()) for _, entry in (first, second))
+    group, others = (list(accuracies(entry.run).values()) for _, entry in (first, second))
     # The other way round: whether the second loses accuracy against the first.
-    lost = min(len(own), len(others)) > 1 and judge(others, own).kind == "loss"
+    lost = min(len(group), len(others)) > 1 and judge(others, group).kind == "loss"
     return "more than their seeds explain" if lost else ""
 
 
@@ -289,20 +293,20 @@ def _apart(high: _Place, low: _Place) -> bool:
     return one.band[0] > other.band[1]
 
 
-def _fastest(found: Sequence[Entry]) -> Finding:
-    ranked = _ranked(found, _speed, 1)
+def _fastest(results: Sequence[Entry]) -> Finding:
+    ranked = _ranked(results, _speed, 1)
     return _lead(ranked, "Most", _faster) if ranked else Finding("No speed may be said")
 
 
-def _fewest(found: Sequence[Entry]) -> Finding | None:
-    ranked = _ranked(found, _bytes, -1)
+def _fewest(results: Sequence[Entry]) -> Finding | None:
+    ranked = _ranked(results, _bytes, -1)
     # All send the same: there is no fewest.
     if len({finding.value for finding, _ in ranked}) < 2:
         return None
     least, most = ranked[0][0], ranked[-1][0]
     times = (most.value or 0.0) / (least.value or 1.0)
-    said = (f"most {most.who}, {most.number} ({times:.3g} times)",)
-    return replace(least, what="Fewest bytes on the wire", said=said)
+    details = (f"most {most.who}, {most.number} ({times:.3g} times)",)
+    return replace(least, what="Fewest bytes on the wire", details=details)
 
 
 def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
@@ -315,7 +319,7 @@ def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
         what = "No run beats another in all of accuracy, bytes and seconds on its network"
         return [Finding(what)]
     what = "No run beats these in accuracy, bytes and seconds on their network"
-    return [Finding(what, said=(_some(list(best["run"])),))]
+    return [Finding(what, details=(_some(list(best["run"])),))]
 
 
 def _scaling(shown: Sequence[Entry]) -> list[Finding]:
@@ -332,11 +336,15 @@ def _scaling(shown: Sequence[Entry]) -> list[Finding]:
     head = "Largest speed-up over one worker"
     if low <= 1:
         head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
-    said = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
-    said += ["one seed, the spread is that of its steps"] if seeds < 2 else []
-    told = seeds if seeds > 1 else 0
+    details = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
+    details += ["one seed, the spread is that of its steps"] if seeds < 2 else []
+    texts = seeds if seeds > 1 else 0
     text = "{:.2f}".format
-    return [Finding(head, most["run"], most["speedup"], (low, high), told, text, said=tuple(said))]
+    return [
+        Finding(
+            head, most["run"], most["speedup"], (low, high), texts, text, details=tuple(details)
+        )
+    ]
 
 
 def _some(labels: Sequence[str]) -> str:

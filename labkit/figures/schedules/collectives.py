@@ -43,10 +43,10 @@ def cost_curves(
     `Network`; nbytes: least and greatest size of the buffer; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    found = costs(algorithms, size, networks, nbytes, gamma)
+    results = costs(algorithms, size, networks, nbytes, gamma)
     looks = lines(algorithms)
-    low = min(float(each.seconds.min()) for each in found)
-    high = max(float(each.seconds.max()) for each in found)
+    low = min(float(each.seconds.min()) for each in results)
+    high = max(float(each.seconds.max()) for each in results)
     panels = [
         Panel(
             title=f"{each.network}\n{_envelope(each)}",
@@ -57,13 +57,13 @@ def cost_curves(
             y_axis=seconds_axis(low, high),
             link="bytes",
         )
-        for each in found
+        for each in results
     ]
     rows = [panels[start : start + IN_A_ROW] for start in range(0, len(panels), IN_A_ROW)]
     title = f"Allreduce on {size} ranks · simulation"
     added = f", adding {seconds_text(gamma * 2**20)} a MiB" if gamma else ""
     remark = f"markers: simulator; thin lines: closed form{added}; ✕: where the fastest changes"
-    words = [f"{each.network}: {_in_turn(each)}" for each in found]
+    words = [f"{each.network}: {_in_turn(each)}" for each in results]
     return sheet(rows, looks.values(), title, [remark], words, plot=250)
 
 
@@ -75,7 +75,7 @@ def cost_reading(
     gamma: float = 0.0,
 ) -> Markdown:
     """Say which algorithm is fastest on each network, from which size on; see `cost_curves`."""
-    found = []
+    findings = []
     for each in costs(algorithms, size, networks, nbytes, gamma):
         last = dict(zip(algorithms, each.seconds[:, -1].tolist(), strict=True))
         best, worst = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
@@ -83,9 +83,9 @@ def cost_reading(
             f"At {bytes_text(nbytes[1])} {worst} takes {last[worst] / last[best]:.2f} times as "
             f"long as {best}"
         )
-        said = (f"{_in_turn(each)}. {largest}",)
-        found.append(Finding(f"**{each.network}**, {size} ranks", said=said))
-    return sentences(found)
+        details = (f"{_in_turn(each)}. {largest}",)
+        findings.append(Finding(f"**{each.network}**, {size} ranks", details=details))
+    return sentences(findings)
 
 
 def _traces(each: Costs, looks: dict[str, Line], size: int, gamma: float) -> list[Trace]:
@@ -94,8 +94,10 @@ def _traces(each: Costs, looks: dict[str, Line], size: int, gamma: float) -> lis
         if network.hosts is None and network.links is None and not network.slow:
             form = [closed_form(name, size, n, network, gamma) for n in sizes]
             traces.append(curve(sizes, form, look))
-        said = [f"{bytes_text(n)}: {seconds_text(t)}" for n, t in zip(sizes, seconds, strict=True)]
-        table = pd.DataFrame({"bytes": sizes, "seconds": seconds, "hover": said})
+        details = [
+            f"{bytes_text(n)}: {seconds_text(t)}" for n, t in zip(sizes, seconds, strict=True)
+        ]
+        table = pd.DataFrame({"bytes": sizes, "seconds": seconds, "hover": details})
         # Every other size: with all of them markers hide the line of the closed form.
         traces.append(points(table[::2], "bytes", "seconds", look, size=6))
     edges = [stretch.last for stretch in each.fastest[:-1]]
@@ -121,9 +123,9 @@ def _envelope(each: Costs) -> str:
 
 def _in_turn(each: Costs) -> str:
     *before, last = each.fastest
-    said = [f"{' and '.join(s.algorithms)} up to {bytes_text(s.last)}" for s in before]
+    details = [f"{' and '.join(s.algorithms)} up to {bytes_text(s.last)}" for s in before]
     name = " and ".join(last.algorithms)
-    return "fastest is " + ", then ".join([*said, name if said else f"{name} throughout"])
+    return "fastest is " + ", then ".join([*details, name if details else f"{name} throughout"])
 
 
 def counts_table(
@@ -160,8 +162,8 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 def counts_reading(table: pd.DataFrame) -> Markdown:
     """Whether all rows of `counts_table` agree, and who carries least and most."""
     wrong = table[~table["equal"]]
-    found = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula, rank by rank"]
-    found += [
+    findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula, rank by rank"]
+    findings += [
         f"**{row.algorithm}** on {row.ranks} ranks does not: {row.messages} messages counted, "
         f"{row.messages_formula} by the formula"
         for row in wrong.itertuples()
@@ -170,11 +172,11 @@ def counts_reading(table: pd.DataFrame) -> Markdown:
     most, least = largest["busiest_rank"].max(), largest["busiest_rank"].min()
     heavy = ", ".join(largest[largest["busiest_rank"] == most]["algorithm"])
     light = ", ".join(largest[largest["busiest_rank"] == least]["algorithm"])
-    found.append(
+    findings.append(
         f"On {largest['ranks'].iloc[0]} ranks the busiest rank sends {least:.3g} n with {light}, "
         f"and {most:.3g} n with {heavy}"
     )
-    return sentences(map(Finding, found))
+    return sentences(map(Finding, findings))
 
 
 BINS = 120
@@ -197,8 +199,8 @@ def link_utilisation(
     """
     from labkit.figures.kit.sheet import PLOT
 
-    found = simulations(algorithms, size, nbytes, network, gamma)
-    end = max(each.seconds for each in found.values())
+    results = simulations(algorithms, size, nbytes, network, gamma)
+    end = max(each.seconds for each in results.values())
     panels = [
         Panel(
             title=f"{name}: {seconds_text(each.seconds)}\n{_summary(each)}",
@@ -210,14 +212,16 @@ def link_utilisation(
             | {"showgrid": False, "type": "category"},
             link="time",
         )
-        for name, each in found.items()
+        for name, each in results.items()
     ]
     world = Network.named(network) if isinstance(network, str) else network
     title = (
         f"Links in use, {size} ranks · simulation · network {world} · buffer {bytes_text(nbytes)}"
     )
-    drawn = min(MOST_LINKS, max(len(each.links) for each in found.values()))
-    words = [f"{name} takes {seconds_text(s.seconds)}, {_summary(s)}" for name, s in found.items()]
+    drawn = min(MOST_LINKS, max(len(each.links) for each in results.values()))
+    words = [
+        f"{name} takes {seconds_text(s.seconds)}, {_summary(s)}" for name, s in results.items()
+    ]
     remark = f"the {drawn} busiest links" if drawn == MOST_LINKS else ""
     high = max(PLOT, LINE * drawn)
     figure = sheet([[panel] for panel in panels], [], title, [remark], words, plot=high)
@@ -239,17 +243,17 @@ def link_reading(
     gamma: float = 0.0,
 ) -> Markdown:
     """Name the busiest links of each algorithm, and compare the times."""
-    found = simulations(algorithms, size, nbytes, network, gamma)
-    least = min(each.seconds for each in found.values())
-    said = []
-    for name, each in found.items():
+    findings = simulations(algorithms, size, nbytes, network, gamma)
+    least = min(each.seconds for each in findings.values())
+    details = []
+    for name, each in findings.items():
         slower = "the fastest of these"
         # A thousandth is rounding: algorithms of the same cost are equally fast.
         if each.seconds > least * 1.001:
             slower = f"{each.seconds / least:.2f} times the fastest"
         taken = f"{seconds_text(each.seconds)}, {slower}"
-        said.append(Finding(f"**{name}**", said=(taken, _summary(each))))
-    return sentences(said)
+        details.append(Finding(f"**{name}**", details=(taken, _summary(each))))
+    return sentences(details)
 
 
 def simulations(
@@ -275,9 +279,9 @@ def _summary(each: Simulation) -> str:
     if len(busiest) > 2:
         who = "all links" if len(busiest) == len(share) else f"{len(busiest)} links"
     verb = "is" if len(busiest) == 1 else "are"
-    said = f"{who} {verb} in use {share.max():.0%} of the time"
+    details = f"{who} {verb} in use {share.max():.0%} of the time"
     others = np.delete(share, busiest)
-    return said + (f", the others {others.mean():.0%}" if len(others) else "")
+    return details + (f", the others {others.mean():.0%}" if len(others) else "")
 
 
 def _heat(each: Simulation) -> Trace:

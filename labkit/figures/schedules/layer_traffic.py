@@ -43,7 +43,7 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
     """
     machines = grid[0] * grid[1]
     check_fit(grid, machines, layers)
-    found = crossing(layers, grid)
+    results = crossing(layers, grid)
     size = 4 if run is None else ITEMSIZE.get(str(run.experiment.get("precision")), 4)
     measured = [] if run is None else _measured(run, layers, machines)
     title = f"Values that cross between {grid[0]} × {grid[1]} machines · predicted, bytes a sample"
@@ -51,9 +51,11 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
         title += f", and measured · {clock_and_network(entries([run]))}"
     words, rows = [], []
     for number in range(2, len(layers)):
-        said = _summary(layers, found, number, size, measured)
-        rows.append([_tiles(layers, grid, found, number, said), _matrix(found, number, machines)])
-        words.append(f"{said.replace(chr(10), ', ')}: {_messages(found, number)}")
+        details = _summary(layers, results, number, size, measured)
+        rows.append(
+            [_tiles(layers, grid, results, number, details), _matrix(results, number, machines)]
+        )
+        words.append(f"{details.replace(chr(10), ', ')}: {_messages(results, number)}")
     # Every machine reads its own rows of the data set, so that the first layer needs no message.
     remark = "the input is on all machines: nothing crosses before the first layer"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)
@@ -79,26 +81,26 @@ def _measured(run: Run, layers: Sequence[Layer], machines: int) -> list[tuple[fl
 
 def _summary(
     layers: Sequence[Layer],
-    found: Crossing,
+    results: Crossing,
     number: int,
     size: int,
     measured: Sequence[tuple[float, float]],
 ) -> str:
     """Return `conv to dense: 36 values cross`, and below it predicted and measured bytes."""
-    here = found.layer == number
-    forward, back = int(found.values[here].sum()), int(found.values_back[here].sum())
-    said = f"{layers[number - 1].name} to {layers[number].name}: "
-    said += f"{forward:,} values cross, {back:,} gradients back"
-    said += f"\npredicted {bytes_text(size * forward)} forward, {bytes_text(size * back)} back"
+    here = results.layer == number
+    forward, back = int(results.values[here].sum()), int(results.values_back[here].sum())
+    details = f"{layers[number - 1].name} to {layers[number].name}: "
+    details += f"{forward:,} values cross, {back:,} gradients back"
+    details += f"\npredicted {bytes_text(size * forward)} forward, {bytes_text(size * back)} back"
     if measured:
         there, again = measured[number]
-        said += f"; measured {bytes_text(there)} forward, {bytes_text(again)} back"
-    return said
+        details += f"; measured {bytes_text(there)} forward, {bytes_text(again)} back"
+    return details
 
 
-def _messages(found: Crossing, number: int) -> str:
+def _messages(results: Crossing, number: int) -> str:
     """Return `0 sends 18 values to 1, …`, or the number of messages."""
-    rows = [row[1:] for row in found.rows() if row[0] == number]
+    rows = [row[1:] for row in results.rows() if row[0] == number]
     if not rows:
         return "no messages"
     if len(rows) > SPOKEN:
@@ -107,7 +109,9 @@ def _messages(found: Crossing, number: int) -> str:
     return ", ".join(f"{a} sends {values:,} to {b}" for a, b, values in rows)
 
 
-def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, said: str) -> Panel:
+def _tiles(
+    layers: Sequence[Layer], grid: Grid, results: Crossing, number: int, details: str
+) -> Panel:
     """Return the previous layer in tiles, with machines in the middles and lines between them."""
     before = layers[number - 1]
     strip = before.kind == "units"  # units stand in one row
@@ -115,7 +119,7 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
     axes = (0, 2) if strip else (0, 1)
     # The number of machines that read a place: boxes overlap like the kernels.
     readers = np.zeros((rows, columns), np.int64)
-    for box in found.box[found.layer == number][:, axes]:
+    for box in results.box[results.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
     boxes = held(before, grid)[:, axes]
     centers = boxes.mean(axis=2) - 0.5  # (machines, 2): row, column
@@ -137,14 +141,14 @@ def _tiles(layers: Sequence[Layer], grid: Grid, found: Crossing, number: int, sa
         "hovertemplate": "machine %{text}<extra></extra>",
         "showlegend": False,
     }
-    first, _, rest = said.partition("\n")
+    first, _, rest = details.partition("\n")
     across = {} if strip else {"scaleanchor": "y", "constrain": "domain"}
     plain = {"showgrid": False, "visible": not strip}
     return Panel(
         title=f"{first}\n{rest}",
         x="unit" if strip else "column",
         y="" if strip else "row",
-        traces=[heat, _borders(boxes), *_lines(found, number, centers), nodes],
+        traces=[heat, _borders(boxes), *_lines(results, number, centers), nodes],
         x_axis={"range": [-0.5, columns - 0.5], "showgrid": False} | across,
         y_axis={"range": [rows - 0.5, -0.5], "constrain": "domain"} | plain,
     )
@@ -160,10 +164,10 @@ def _borders(boxes: Integers) -> Trace:
     return rule(x, y) | {"line": {"color": INK, "width": 2}}
 
 
-def _lines(found: Crossing, number: int, centers: Points) -> list[Trace]:
+def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
     """Return a line a pair of machines, thicker for more values between them."""
     pairs: dict[tuple[int, int], int] = {}
-    for layer, source, destination, values in found.rows():
+    for layer, source, destination, values in results.rows():
         if layer == number:
             pair = (min(source, destination), max(source, destination))
             pairs[pair] = pairs.get(pair, 0) + values
@@ -195,11 +199,11 @@ def _path(centers: Points, a: int, b: int) -> Points:
     return path
 
 
-def _matrix(found: Crossing, number: int, machines: int) -> Panel:
+def _matrix(results: Crossing, number: int, machines: int) -> Panel:
     """Return values a sample, a row a sender and a column a receiver."""
     values = np.zeros((machines, machines), np.int64)
-    here = found.layer == number
-    values[found.source[here], found.destination[here]] = found.values[here]
+    here = results.layer == number
+    values[results.source[here], results.destination[here]] = results.values[here]
     names = [str(machine) for machine in range(machines)]
     axes = "to machine (values a sample)", "from machine"
     letters = 12 if machines <= 9 else 8
@@ -244,8 +248,8 @@ def layer_traffic(run: Run) -> Figure:
         )
     ]
     unsent = [panel.note] if silent else []
-    plot, said = max(PLOT, LANE * len(names)), [*words, *unsent]
-    figure = sheet([[panel]], drawn.values(), title, [remark], said, plot=plot)
+    plot, details = max(PLOT, LANE * len(names)), [*words, *unsent]
+    figure = sheet([[panel]], drawn.values(), title, [remark], details, plot=plot)
     figure.update_layout(barmode="group", margin={"l": 16})
     return figure
 
@@ -280,11 +284,11 @@ def _bars(sending: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     parts = []
     for way in WAYS:
         payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]
-        said = [
+        details = [
             f"{safe_text(name)}, {way}: {bytes_text(a)} handed over, {bytes_text(b)} on the wire"
             for name, a, b in zip(names, payload, wire, strict=True)
         ]
         layers = [safe_text(name) for name in names]
-        rows = {"way": way, "layer": layers, "sent": payload.to_numpy() / 1024, "hover": said}
+        rows = {"way": way, "layer": layers, "sent": payload.to_numpy() / 1024, "hover": details}
         parts.append(pd.DataFrame(rows))
     return pd.concat(parts, ignore_index=True)

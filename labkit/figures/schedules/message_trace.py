@@ -315,17 +315,17 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
 def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
     """Return the trace as text: rounds, messages and the end."""
     rounds, total = len(holdings.rounds), holdings.messages
-    said = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
+    details = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
     for each, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
         line = caption.replace("<br>", ", ")
-        said.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
+        details.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
     if holdings.complete:
-        said.append("At the end every rank holds the sum of every chunk")
+        details.append("At the end every rank holds the sum of every chunk")
     else:
         whole = int((holdings.held[-1] == 1).all(axis=2).sum())
         held = holdings.held[-1][..., 0].size
-        said.append(f"At the end {whole} of {held} chunks on the ranks hold the whole sum")
-    return ". ".join(said) + "."
+        details.append(f"At the end {whole} of {held} chunks on the ranks hold the whole sum")
+    return ". ".join(details) + "."
 
 
 def _messages(holdings: Holdings, each: Round) -> str:
@@ -341,7 +341,7 @@ def _messages(holdings: Holdings, each: Round) -> str:
 def _as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
     sent = ["start", *(_messages(holdings, each) for each in holdings.rounds)]
     rows = [
-        [str(number), said, *map("  ".join, state)]
-        for number, (said, state) in enumerate(zip(sent, texts, strict=True))
+        [str(number), details, *map("  ".join, state)]
+        for number, (details, state) in enumerate(zip(sent, texts, strict=True))
     ]
     return table(["round", "messages", *holdings.names], rows)

@@ -62,13 +62,13 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
     panels = [_panel(each, step) for each in given]
     shown = [each for each, _ in panels if each is not None]
     title = f"Pipeline · {_clocks(shown)} · network {_networks(shown)}"
-    told = (f"{panel.title}\n{panel.note}".strip().replace("\n", "; ") for _, panel in panels)
+    texts = (f"{panel.title}\n{panel.note}".strip().replace("\n", "; ") for _, panel in panels)
     return lanes(
         [panel for _, panel in panels],
         ACTIONS,
         title,
         "number: micro-batch; empty: the rank waits",
-        list(told),
+        list(texts),
         LANE,
         1e3 * max((each.seconds for each in shown), default=1e-3),
         [MESSAGE] if any(panel.below for _, panel in panels) else [],
@@ -228,11 +228,11 @@ def _as_table(steps: Sequence[Tick]) -> str:
 
 def _cell(step: Tick, stage: int) -> str:
     """Return `goes forward with 3; holds 1, 2, 3`."""
-    said = "waits"
+    details = "waits"
     if stage in step.work:
         action, number = step.work[stage]
-        said = f"{VERBS[action]} {number}"
-    return f"{said}; holds {', '.join(map(str, step.held[stage])) or 'nothing'}"
+        details = f"{VERBS[action]} {number}"
+    return f"{details}; holds {', '.join(map(str, step.held[stage])) or 'nothing'}"
 
 
 def _state(actions: Sequence[str], step: Tick, caption: str) -> list[Trace]:

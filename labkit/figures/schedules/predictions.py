@@ -96,8 +96,8 @@ def _figure(
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are left out"
-    said = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
-    words = [each.strip(". ") for each in said]
+    details = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
+    words = [each.strip(". ") for each in details]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
@@ -105,12 +105,12 @@ def _measured(look: Line, group: pd.DataFrame) -> Trace:
     """Return times in s, from the least to the 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
-    said = [
+    details = [
         f"{bytes_text(row.bytes)}: measured {seconds_text(row.measured_ms / 1e3)}, "
         f"predicted {seconds_text(row.predicted_ms / 1e3)}"
         for row in group.itertuples()
     ]
-    return points(times.assign(bytes=group["bytes"], hover=said), "bytes", "time", look)
+    return points(times.assign(bytes=group["bytes"], hover=details), "bytes", "time", look)
 
 
 def _errors(look: Line, group: pd.DataFrame) -> Trace:
@@ -128,8 +128,8 @@ def _errors(look: Line, group: pd.DataFrame) -> Trace:
 def prediction_reading(table: pd.DataFrame) -> Markdown:
     """Say the error of each algorithm, and compare the slowest with the others."""
     groups = table.groupby("algorithm", sort=False)
-    found = [Finding(f"**{name}**", said=(_of_errors(group),)) for name, group in groups]
-    return sentences([*found, *map(Finding, _of_slowest(table))])
+    findings = [Finding(f"**{name}**", details=(_of_errors(group),)) for name, group in groups]
+    return sentences([*findings, *map(Finding, _of_slowest(table))])
 
 
 def _of_errors(group: pd.DataFrame) -> str:

@@ -96,12 +96,14 @@ def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     Args and raises: as `pipeline_table`.
     """
     table = pipeline_table(runs, baseline)
-    found = [Finding(f"**{label}**", said=tuple(_bubbles(row))) for label, row in _rows(table)]
+    findings = [
+        Finding(f"**{label}**", details=tuple(_bubbles(row))) for label, row in _rows(table)
+    ]
     for (schedule, ranks), rows in table.groupby(["schedule", "ranks"], sort=False):
         known = rows.dropna(subset=["speedup"]).sort_values("microbatches")
         if known["microbatches"].nunique() > 1:
-            found.append(Finding(f"**{schedule}** on {ranks} ranks", said=(_growth(known),)))
-    return sentences(found)
+            findings.append(Finding(f"**{schedule}** on {ranks} ranks", details=(_growth(known),)))
+    return sentences(findings)
 
 
 def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
@@ -128,11 +130,12 @@ def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markd
     base = baseline or next((run for run in given if run.experiment["workers"] == 1), None)
     # The baseline's row by its place: the table keeps the order of the runs.
     places = [number for number, run in enumerate(given) if base and run.path == base.path]
-    own = by_run.iloc[places[0]].to_dict() if places else None
-    found = [
-        Finding(f"**{label}**", said=(", ".join(_cut(row, own)),)) for label, row in _rows(by_run)
+    group = by_run.iloc[places[0]].to_dict() if places else None
+    findings = [
+        Finding(f"**{label}**", details=(", ".join(_cut(row, group)),))
+        for label, row in _rows(by_run)
     ]
-    return sentences([*found, *([Finding(_extremes(by_run))] if len(by_run) > 1 else [])])
+    return sentences([*findings, *([Finding(_extremes(by_run))] if len(by_run) > 1 else [])])
 
 
 def _rows(table: pd.DataFrame) -> Iterable[tuple[str, Row]]:
@@ -154,36 +157,37 @@ def _bubbles(row: Row) -> Iterable[str]:
 
 def _growth(rows: pd.DataFrame) -> str:
     first, last = rows.iloc[0], rows.iloc[-1]
-    said = (
+    details = (
         f"from {first['microbatches']} to {last['microbatches']} micro-batches the speed-up goes "
         f"from {first['speedup']:.2f} to {last['speedup']:.2f}"
     )
     if first["microbatches"] == 1 and first["speedup"] < GAIN:
-        said += "; one micro-batch brings no time, for its stages wait for each other"
+        details += "; one micro-batch brings no time, for its stages wait for each other"
     if not _known(last["bound"]):
-        return said
+        return details
     share = last["speedup"] / last["bound"]
     if share >= NEAR:
-        return f"{said}; the last is {share:.0%} of what the bubble allows"
+        return f"{details}; the last is {share:.0%} of what the bubble allows"
     return (
-        f"{said}; that is {share:.0%} of what the bubble allows: the rest goes to unequal stages, "
-        "messages, small micro-batches and what processes on one machine take from each other"
+        f"{details}; that is {share:.0%} of what the bubble allows: the rest goes to unequal "
+        "stages, messages, small micro-batches and what processes on one machine take from each "
+        "other"
     )
 
 
-def _cut(row: Row, own: Row | None) -> Iterable[str]:
+def _cut(row: Row, group: Row | None) -> Iterable[str]:
     if _known(row["bytes"]):
         held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
-        if own is not None and _known(own["bytes"]):
-            held += f" ({_share(row['bytes'] / own['bytes'])} of one process)"
+        if group is not None and _known(group["bytes"]):
+            held += f" ({_share(row['bytes'] / group['bytes'])} of one process)"
         yield held if row["counted"] else f"{held}, as predicted"
     yield f"the busiest hands over {bytes_text(row['payload'])} a step"
     if _known(row["utilisation"]):
         yield f"ranks compute {row['utilisation']:.0%} of the time"
     if _known(row["step_ms"]):
         step = f"a step takes {row['step_ms']:.3g} ms"
-        if own is not None and _known(own["step_ms"]):
-            step += f", {_share(row['step_ms'] / own['step_ms'])} of one process"
+        if group is not None and _known(group["step_ms"]):
+            step += f", {_share(row['step_ms'] / group['step_ms'])} of one process"
         yield step
 
 
@@ -193,15 +197,15 @@ def _share(value: float) -> str:
 
 
 def _extremes(table: pd.DataFrame) -> str:
-    said = []
+    details = []
     if table["bytes"].notna().any():
-        said.append(f"least memory on a rank: **{table['bytes'].idxmin()}**")
+        details.append(f"least memory on a rank: **{table['bytes'].idxmin()}**")
     if table["step_ms"].notna().any():
-        said.append(f"shortest step: **{table['step_ms'].idxmin()}**")
+        details.append(f"shortest step: **{table['step_ms'].idxmin()}**")
     sending = table[table["payload"] > 0]["payload"]
     if len(sending):
-        said.append(f"least traffic of those that send: **{sending.idxmin()}**")
-    text = "; ".join(said)
+        details.append(f"least traffic of those that send: **{sending.idxmin()}**")
+    text = "; ".join(details)
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -247,8 +251,11 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
 
 def _ideal(ranks: int, most: int) -> Trace:
     m = np.geomspace(1, max(most, 2), 50)
-    said = {"hoverinfo": "y", "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>"}
-    return rule(m.tolist(), (m * ranks / (m + ranks - 1)).tolist(), "dash") | said
+    details = {
+        "hoverinfo": "y",
+        "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>",
+    }
+    return rule(m.tolist(), (m * ranks / (m + ranks - 1)).tolist(), "dash") | details
 
 
 def _ticks(table: pd.DataFrame) -> Trace:
@@ -258,7 +265,7 @@ def _ticks(table: pd.DataFrame) -> Trace:
 
 def _in_words(row: Any) -> str:
     # A number that is not equal to itself is NaN: it was not measured, or the gate failed.
-    said = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
+    details = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     called = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"
-    return f"{called}: {said}{most}"
+    return f"{called}: {details}{most}"
