@@ -84,7 +84,7 @@ _Here = Mapping[str, Sequence[Standing]]
 def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure:
     """Draw methods by architecture and parallelism (down) and synchronization (across).
 
-    What compression and scheduling a method has there is said under the pointer, with its paper and
+    Hover texts have compression and scheduling of a method there, with its paper and
     its notebooks. A cell without a method has no colour, and a dash in it.
 
     Args:

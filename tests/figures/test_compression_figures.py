@@ -1,4 +1,4 @@
-"""Figures of compression: what is drawn follows from the runs, and forecasts are called so."""
+"""Figures of compression, by method, by layer and by bandwidth."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from labkit.records.compressors import baseline_of, method
 from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
+from labkit.records.store import write_table
 from labkit.records.verdict import seeds_of
 from labkit.report import report
 from labkit.simulate import closed_form
@@ -388,3 +389,17 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path) -> None:
 def test_a_run_without_a_microscope_is_told_how_to_have_one(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"microscope=10\) has rows"):
         microscope(write_method(tmp_path, compressor=TOP_K))
+
+
+def test_sixty_of_thousands_of_layers_are_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    figures = ("relative_error", "cosine", "residual_norm", "bits_per_parameter", "fraction_sent")
+    rows = [
+        {"step": 1, "rank": 0, "bucket": 0, "layer": f"layer {number}"}
+        | dict.fromkeys(figures, 0.5)
+        for number in range(3_000)
+    ]
+    write_table(run.path / "microscope.parquet", rows)
+    figure = microscope(run)
+    assert len({trace.name for trace in figure.data}) <= 60
+    assert "60 of 3,000 layers are drawn" in str(figure.to_dict())

@@ -90,7 +90,7 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
 
     Raises: LabkitError, where no run has a history of several ranks.
     """
-    # One worker has no link whose bandwidth could matter.
+    # A single worker uses no link.
     usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
     results = bandwidths.methods(groups)
@@ -178,12 +178,12 @@ class Gain:
 def compression_reading(
     runs: Iterable[Run] | Run, baseline: Run | None = None, target: float | None = None
 ) -> Markdown:
-    """Say who wins on each network and by how much, what each method saved and cost, whether
-    accuracy was lost, what did not pay, and who would win at which bandwidth.
+    """Name the fastest run of each network, what each method saved and cost, whether
+    accuracy was lost, what did not pay, and the fastest method at each bandwidth.
 
     Args:
         runs: with and without compression.
-        baseline: against which to hold all others; default: for each compressed run the one
+        baseline: to compare all others with; default: for each compressed run the one
             without compression that is equal otherwise.
         target: accuracy to which time and bytes are counted; default: the least of the
             baseline's seeds.
@@ -278,7 +278,7 @@ def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
         details.append(f"{spent} a step")
-    # As a null result, said like any other.
+    # A null result is reported like any other.
     if gain is None:
         return [*details, "no run without compression on this network, so no speed to compare"]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
@@ -301,7 +301,7 @@ def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
 def _arrival(entry: Entry, target: float) -> str:
     """Return the median cost of the target over seeds, without seconds after a failed gate."""
     results = arrivals(entry.run, target)
-    # Seeds that did not reach it have no time; how many did is said beside.
+    # Seeds below the target have no time; the text names the number of the others.
     reached = [each for each in results.values() if each is not None]
     if not reached:
         return "not reached"

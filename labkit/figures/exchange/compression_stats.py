@@ -23,9 +23,9 @@ MEASURES = {
     "bits_per_parameter": ("Bits a parameter", "bits"),
     "fraction_sent": ("Fraction sent", "share of the elements"),
 }
-_LINES = 60  # layers that are drawn; nobody tells more apart
+_LINES = 60  # layers that are drawn; more are indistinguishable
 _NAMED = 6  # layers that a sentence names
-_BANDS = 6  # with more layers the bands of ranks and seeds would only be fog
+_BANDS = 6  # layers with bands of ranks and seeds; more bands would cover each other
 
 
 def microscope(run: Run) -> Figure:

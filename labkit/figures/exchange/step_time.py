@@ -36,7 +36,7 @@ SHOWN = 3  # steps, where none are named
 MOST_RANKS = 8  # of more, the first are drawn
 LANE = 24  # pixels a lane
 STEP = ", step %{customdata[0]}"
-# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
 KINDS = {"compute": Kind("compute", "#56B4E9", f"compute{STEP}")} | {
     kind: Kind(f"{kind}{what}", color, f"{kind} bucket %{{customdata[1]}}{STEP}")
     for kind, what, color in (
@@ -50,7 +50,7 @@ KINDS = {"compute": Kind("compute", "#56B4E9", f"compute{STEP}")} | {
 def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> Figure:
     """Draw a Gantt chart a run on the same scale of time, with two lanes a rank.
 
-    training: compute (what of a step is neither packing nor waiting), pack, wait; communication:
+    training: compute (the step without packing and waiting), pack, wait; communication:
     the rank's communication thread, bucket by bucket. All ranks are on one clock, that of the host.
 
     Args:
@@ -92,7 +92,7 @@ def _activities(entry: Entry, wanted: Sequence[int] | None) -> pd.DataFrame:
 def _panel(title: str, rows: pd.DataFrame) -> Lanes:
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
     rows = rows[rows["rank"].isin(ranks)]
-    # The communication thread works beside training: on one lane its bars would cover the others.
+    # Communication overlaps training, so that their bars need separate lanes.
     served = rows["kind"] == "communicate"
     ways = served.map({True: "communication", False: "training"})
     bars = rows.assign(
@@ -234,7 +234,7 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
     return tuple(details)
 
 
-# Colour and hatch: told apart without colour, too.
+# Hatches distinguish the parts without colour, too.
 _LOOKS = dict(zip(PARTS, zip(PALETTE, ("", "/", "x", "."), strict=False), strict=True))
 _LETTERS = 140  # of a line under all bars
 _LINES, _LINE = 5, 14  # lines a bar at most, hovering shows the rest; pixels of a line

@@ -69,8 +69,8 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     Args:
         places: of `Study.map`.
         usual: the way that others are held against.
-        of: what is trained, in words.
-        where: what else is to be known of the machines.
+        of: the trained model in words.
+        where: further facts on the machines.
     """
     from labkit.figures.kit.canvas import HEAD
     from labkit.figures.kit.frames import CONTROLS, LEGEND, animation, legend

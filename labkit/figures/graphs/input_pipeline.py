@@ -21,7 +21,7 @@ SHOWN = 5  # steps, where nothing else is asked for
 LANE = 24  # pixels a lane
 MOST_LANES = 4  # batches that are made at a time, of which more would make the figure too high
 STEP_HOVER = "step %{customdata[0]:.0f}"
-# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
 INPUT_KINDS = {
     "compute": Kind("training computes", "#56B4E9", f"computes, {STEP_HOVER}"),
     "idle": Kind("training waits for its batch", "#E69F00", f"waits for its batch, {STEP_HOVER}"),
@@ -95,14 +95,14 @@ def _stacked(bars: pd.DataFrame) -> list[str]:
 
 
 def _input_lanes(title: str, rows: pd.DataFrame, end: float) -> Lanes:
-    # What is still being made when the last step ends is cut there.
+    # Batches under preparation are cut at the end of the last step.
     start, stop = rows["start"].clip(lower=0), rows["stop"].clip(upper=end)
     bars = rows.assign(start=start, length=stop - start, text="")
     order = ["training", *sorted(set(rows["lane"]) - {"training"})]
     return Lanes(title, order, bars[bars["length"] > 0], ("step",))
 
 
-# Colour and hatch: told apart without colour, too.
+# Hatches distinguish the parts without colour, too.
 PARTS = {"compute_ms": ("compute", "#56B4E9", ""), "idle_ms": ("idle", "#E69F00", "/")}
 MEASURED_STEP = Line("measured step", INK, "solid", "diamond")
 OVERHEAD = Line("I/O overhead", "#D55E00", "solid", "circle")

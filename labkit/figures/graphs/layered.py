@@ -21,7 +21,7 @@ LAYER = 42  # pixels from layer to layer
 BEND = 0.35  # of a node's width, for an edge that passes a layer
 LOOSE = 2.0  # times its width that a layer is stretched at most, so that words have room
 COPY = "#D55E00"
-# Copies whose bytes are written beside the edge; of more they are in the pointer's words.
+# Copies whose bytes stand at the edge; those of more copies are in the hover texts.
 NAMED = 14
 
 
@@ -31,7 +31,7 @@ class Node:
 
     Attributes:
         name: its own; no two have the same.
-        kind: what is written beside it, such as its type.
+        kind: the text beside it, such as its type.
         device: where it ran or would run, such as `CPU:1`.
         details: further hover text.
         weight: seconds, or whatever says how much it matters; for `collapsed`.
@@ -69,14 +69,14 @@ def layered(
 ) -> Figure:
     """Draw nodes in layers, each below all that it needs; a colour and a symbol a device.
 
-    A thick edge leaves its device, so that what it carries has to be copied; its bytes stand beside
+    A thick edge leaves its device, so that its tensor is copied; the bytes stand beside
     it. Dotted edges carry nothing: their end only waits.
 
     Args:
         nodes: at most `MOST`; more are first made fewer by `collapsed`.
         edges: between them, without a circle.
         title: with the clock, where times are shown.
-        remark: what else stands under the title.
+        remark: a line under the title.
 
     Raises:
         InvalidInput: there is no node or too many, two have one name, an edge begins or ends at

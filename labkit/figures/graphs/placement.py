@@ -107,7 +107,7 @@ def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
 
 LANE = 34  # pixels a device
 PREDICTED, MEASURED = "predicted", "measured"
-FREE = 1e12  # bits/s; what is faster is memory that both ends share
+FREE = 1e12  # bits/s; a faster link is memory that both ends share
 SHARED = "logical CPU devices share the cores of this machine"
 # Okabe and Ito (2008), as in `entries`.
 PARTS = {

@@ -22,7 +22,7 @@ from labkit.records.step_graph import StepGraph
 
 
 class State(NamedTuple):
-    """How an operation is drawn: told apart by its symbol, without colour, too."""
+    """The look of an operation in a state: symbols distinguish states without colour, too."""
 
     name: str
     color: str
@@ -141,7 +141,7 @@ def frame_layout(places: Layout, most: int) -> Trace:
 def _edges(places: Layout, control: bool) -> Trace:
     """Return all edges of one kind as one trace; control edges are dotted."""
     met = [_path(edge, path) for edge, path in places.edges.items() if edge.control == control]
-    # Plotly breaks a line at what is not a number.
+    # Plotly breaks a line at NaN.
     gap = np.full((1, 2), np.nan)
     points = np.concatenate([gap[:0], *(part for path in met for part in (path, gap))])
     return {
@@ -235,7 +235,7 @@ def queue_table(graph: StepGraph) -> pd.DataFrame:
 
 
 def queue_reading(graph: StepGraph) -> Markdown:
-    """Whether the trace keeps the rule, how long the queue was, and who waited longest in it."""
+    """Say whether operations began in order, how long the queue was, and the longest wait."""
     queue = ready_queue(graph)
     waits, moments = queue.waited, queue.moments()
     early = queue.early()

@@ -112,15 +112,15 @@ def _with_ends(
 def _ends(graph: StepGraph) -> Iterator[Node]:
     for each in graph.transfers:
         details = each.tensor_name
-        # Weights without end: what is light may be drawn inside its neighbour.
+        # An infinite weight, because light nodes may be drawn inside their neighbours.
         yield Node(each.send, "send", each.sender, details, math.inf)
         yield Node(each.receive, "receive", each.receiver, details, math.inf)
 
 
 # What only holds a value for another one; its device is that of a handle, a constant, a result.
 HOLDS = ("Const", "_Retval", "NoOp")
-FEW = 36  # nodes, whose words have room
-LETTERS = 16  # of such a word; the pointer is told the whole name
+FEW = 36  # nodes with room for their texts
+LETTERS = 16  # of a text; the hover text has the whole name
 
 
 def step_picture(
@@ -135,9 +135,9 @@ def step_picture(
 
     Args:
         graph: of `labkit.worker.executed_step.step_graph`.
-        title: what it is; clock and network are added.
+        title: of the step; clock and network are added.
         most: nodes that are drawn.
-        log: device by operation, as TensorFlow's placement log says; the pointer is told.
+        log: device by operation from TensorFlow's placement log, for the hover texts.
 
     Raises:
         InvalidInput: no operation computes, or more nodes are left than can be told apart.
@@ -262,7 +262,7 @@ def transfers_reading(graph: StepGraph) -> Markdown:
 LANE = 26  # pixels a lane
 LANES = ("other operations", "gradients", "updates")
 SAID = "%{customdata[0]}"
-# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
 KINDS = dict(
     zip(
         LANES,
@@ -280,7 +280,7 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
     """Draw a Gantt chart a graph on the same scale, with a line at the last gradient.
 
     Args:
-        graphs: by what is said of each; the same training step with other control dependencies.
+        graphs: by title; the same training step with other control dependencies.
 
     Raises:
         InvalidInput: a step changes no variable, so that there is no order to see.

@@ -93,7 +93,7 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # Ends that nobody tells apart are one value: 5.79 M and 5.80 M bytes are the same amount.
+    # Ends that look equal are one value: 5.79 M and 5.80 M bytes are the same amount.
     if high - low < _ONE * abs(high):
         middle = tuple(None if value is None else 0.5 for value in values)
         return Scale(places=middle, ticks=((0.5, known[0] if known else None),))

@@ -15,7 +15,7 @@ from labkit.common.content import JSON
 from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
 from labkit.figures.kit.sheet import BELOW, PLOT, Panel, Trace
 
-# What Plotly offers beside the figure: nothing that leaves this machine.
+# Controls of Plotly beside the figure, without any that sends data away.
 CONFIG: dict[str, str | bool] = {
     "displaylogo": False,
     "showSendToCloud": False,
@@ -27,7 +27,7 @@ CLEAR = "rgba(0,0,0,0)"
 
 
 class Figure(go.Figure):
-    """A Figure whose notebook output is Plotly's own type beside its alternative text.
+    """A figure whose notebook output is Plotly's own type and its alternative text.
 
     Plotly's default renderer emits its own type only, which a conversion to HTML drops; its HTML
     renderers name a host for MathJax. So this one emits both: JupyterLab and labkit's report draw
@@ -121,7 +121,7 @@ def draw(
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            # So many have no legend, whose clicks need traces of their own.
+            # A figure without a legend needs no separate traces for its clicks.
             traces = panel.traces if len(shown) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:

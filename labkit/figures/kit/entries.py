@@ -39,7 +39,7 @@ Row = Mapping[str, Value]
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     """Return a distinct name for each row, of the fewest parameters that tell the rows apart.
 
-    What is none goes without saying, where no two names become one by it. Rows that differ in
+    Absent values are left out if names stay distinct. Rows that differ in
     nothing get numbers.
 
     Args: rows, the parameters in which runs differ, by name; fallback, what to call a row that has
@@ -72,7 +72,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         nothing = [each for each in enumerate(word for _, word in group) if each not in kept]
         # Where all is usual but what it lacks, that tells it apart.
         rare = rare or [each for each in nothing if 2 * counts[each] <= len(words)][:1]
-        # A name of one word says little: what is usual then stands before it.
+        # A usual word stands before a single rare one, which says little alone.
         texts = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare
         results.append(tuple(word for _, word in sorted(set(texts))))
     return results
@@ -81,7 +81,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 def _telling(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     """Return the parameters that are needed to tell rows apart, with the words of their values."""
     given = dict.fromkeys(name for row in rows for name in row)
-    # Of more than so many parameters nobody reads a name, and each is tried against all others.
+    # Longer names are unreadable, and each parameter is compared with all others.
     texts = sorted(given, key=_rank)[:_MOST_PARAMETERS]
     kept = {name: _words(name, [row.get(name) for row in rows]) for name in texts}
     whole = _told_apart(rows, kept)
@@ -164,7 +164,7 @@ def _numbered(results: Sequence[str]) -> list[str]:
     return details
 
 
-# Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
+# Okabe and Ito (2008): distinct for any colour vision; without their black and yellow, which
 # vanish on a dark or a light page. The seventh run starts over with another dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -180,7 +180,7 @@ NO_RUNS = (
 )
 
 
-# What every trace of one look carries: its name, its legend group, and whose it is.
+# Keys of every trace of one look: its name, its legend group, and the keys of its runs.
 Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 
@@ -247,7 +247,7 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     results = [runs] if isinstance(runs, Run) else list(runs)
     if not results:
         raise LabkitError(NO_RUNS)
-    # What has no results is drawn nowhere, and takes nobody's colour.
+    # Runs without results are not drawn and use no colour.
     places = accumulate((bool(run.metrics) for run in results), initial=0)
     return [
         Entry(

@@ -18,7 +18,7 @@ Points = NDArray[np.float64]  # shape (points, 2): x and y
 ACTIVE = "#0072B2"
 MILLISECONDS = 1400  # a frame, when played
 CONTROLS, LEGEND = 74, 34  # pixels below the axes: buttons and slider, then the legend
-BARE: Trace = {"visible": False, "fixedrange": True}  # an axis that nobody sees or drags
+BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis without zoom
 
 
 class Animation(Figure):
@@ -53,7 +53,7 @@ def animation(
 
     Args:
         fixed: traces of all frames; states: those that change, frame by frame.
-        layout: axes and shapes, with the height of what stands between title and legend.
+        layout: axes and shapes, with the height between title and legend.
         title, alt: of the figure; table: its frames as HTML.
         step: what stands before a frame's number, which counts from `first`; shown: which frame
             stands there until the figure is played; names: of frames, in place of numbers.
@@ -100,7 +100,7 @@ def arrows(
     """
     # One trace for all arrows: a frame has to have as many traces as any other.
     sizes = [len(path) for path in paths]
-    # Plotly breaks a line at what is not a number.
+    # Plotly breaks a line at NaN.
     gap = np.full((1, 2), np.nan)
     parts = [part for path in paths for part in (path, gap)]
     points = np.concatenate([gap[:0], *parts]).astype(np.float32)

@@ -37,7 +37,7 @@ class Lanes:
             some are paler; None where nothing may be drawn.
         details: further columns, which hovering can name.
         below: traces that are drawn before the bars, such as messages between lanes.
-        note: what stands there in place of bars.
+        note: the text in place of bars.
     """
 
     title: str
@@ -61,9 +61,9 @@ def lanes(
     """Draw panels of lanes below each other, on the same scale of time.
 
     Args:
-        panels: what is drawn; kinds: of the bars, by the word in their column.
+        panels: of the chart; kinds: of the bars, by the word in their column.
         title, remark, words: as for a sheet; lane: its height in pixels; end: of the axis, ms.
-        more: what else the legend names.
+        more: further entries of the legend.
     """
     # Kinds without bars would make the legend longer than the figure needs.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}

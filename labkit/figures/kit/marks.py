@@ -36,10 +36,10 @@ def line_with_band(
     Args:
         table: with columns x, y and, where there is a spread, `<y>_low` and `<y>_high`.
         x, y: columns.
-        looks: by what the column `by` names.
+        looks: by the values of the column `by`.
         by: whose rows make a line.
         marks: a marker at each point, too. A line of one point is not seen: it is a marker always.
-        faint: a column to draw lightly where there is no band: what `y` is the mean of.
+        faint: a column to draw lightly instead of a band, such as the unsmoothed values.
         changes: to the lines' traces.
     """
     return [
@@ -253,8 +253,8 @@ def cells(
     Args:
         values: shape (rows, columns); x, y: names, or edges, of columns and rows; None: numbers.
         colors: from the least value, 0, to `most`; None: those of the figure's own colour axis.
-        hover: in Plotly's words; "": nothing is said.
-        texts: what stands in the cells, in so large letters.
+        hover: a template of Plotly; "": no hover text.
+        texts: of the cells; letters: their size.
         gap: pixels between cells; on: the axes, where they are not the first ones.
     """
     scale: Trace = {"coloraxis": "coloraxis"}

@@ -155,7 +155,7 @@ def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more:
 
 
 class _Source(ipywidgets.Widget):
-    """Plotly's script, which the figures of a kernel share; sent to who asks for it.
+    """Plotly's script, which the figures of a kernel share; sent on request.
 
     As a part of the state it would be sent to each page that is loaded anew before all other
     widgets, which have four seconds there to come up.
@@ -170,7 +170,7 @@ class _Source(ipywidgets.Widget):
 
 
 class _Plot(anywidget.AnyWidget):
-    """What Plotly draws in a browser.
+    """A widget that Plotly draws in a browser.
 
     Attributes:
         figure: data and layout, anew whenever it changes.
@@ -188,7 +188,7 @@ class _Plot(anywidget.AnyWidget):
 class Screen:
     """Shows a figure that changes.
 
-    What stands in needs nothing but the widgets of Jupyter. In each browser it stands until Plotly
+    The stand-in needs nothing but the widgets of Jupyter. In each browser it stands until Plotly
     has come up there and has drawn a change: on a busy machine that takes seconds, elsewhere for
     ever.
 
@@ -198,8 +198,8 @@ class Screen:
 
     Attributes:
         widget: to be displayed.
-        content: what is shown, data and layout.
-        plot: what Plotly draws; None before the first change.
+        content: data and layout of the figure.
+        plot: the widget that Plotly draws; None before the first change.
     """
 
     def __init__(self, content: Trace, words: str = "") -> None:

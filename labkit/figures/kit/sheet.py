@@ -59,10 +59,10 @@ class Sheet:
 
     Attributes:
         rows: of panels, from above.
-        shown: who is in the legend.
+        shown: entries of the legend.
         title: with clock and network, where it has times.
-        remarks: what a reader must know of all panels; they stand under the title.
-        words: what the panels show, in words, for those who hear them.
+        remarks: on all panels; they stand under the title.
+        words: the panels as text, for the alternative text.
         plot, below: pixels from the top of a panel's axes to their bottom, and of the labels
             under it.
     """

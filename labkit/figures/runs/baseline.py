@@ -87,7 +87,7 @@ def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # In the order in which they ran: a process keeps what it has taken, so that peaks only grow.
+    # In the order of the runs: a process keeps its memory, so that peaks only grow.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(each.metrics["memory_bytes"]["peak"]) for each in in_order)
     lines.append(

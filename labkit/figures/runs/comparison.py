@@ -27,7 +27,7 @@ class Table(pd.DataFrame):
     """A DataFrame that a notebook shows as people read it; its values stay what they are.
 
     Numbers have four digits, whole ones from a thousand on; columns whose names have the word
-    bytes have units. What is selected or computed of it is such a table, too.
+    bytes have units. Selections and results of it are such tables, too.
     """
 
     @property
@@ -67,8 +67,8 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
     """Draw loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
 
     The legend names what tells the runs apart; seeds of one setting are a line with a band. A run
-    whose equivalence gate failed has no speed. `figure.alt` says it in words. What it does not
-    show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+    whose equivalence gate failed has no speed. `figure.alt` has the figure in words. Related
+    figures: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
 
     Raises: LabkitError where there are no runs.
     """

@@ -53,7 +53,7 @@ def fault_league(pairs: Pairs, script: str = "") -> Figure:
 
     Args:
         pairs: by name, the undisturbed run and that with faults.
-        script: what faults, in words.
+        script: the faults in words.
     """
     table = disturbed(pairs).sort_values("kept", ascending=False, kind="stable")
     looks = lines(table["name"])

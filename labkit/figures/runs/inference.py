@@ -26,7 +26,7 @@ def serving(served: Served) -> Figure:
     Lines are medians. The band of a latency spans p10 to p90, that of a throughput all streams.
 
     Args:
-        served: what `labkit.cluster.serve` has measured.
+        served: the result of `labkit.cluster.serve`.
     """
     latency, rate = served.latency(), served.throughput()
     networks = list(dict.fromkeys(latency["network"]))
@@ -189,8 +189,8 @@ def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Fi
 
 
 ORIGINAL = "original"
-LEVEL = 0.05  # of the sign test, below which accuracies are told apart
-WORTH = 1.02  # what is smaller by less is called of the same size
+LEVEL = 0.05  # of the sign test, below which accuracies differ
+WORTH = 1.02  # ratio of sizes below which files count as equally large
 
 Row: TypeAlias = dict[str, Any]  # of what `labkit.deployment.compare` returned
 
@@ -201,7 +201,7 @@ def deployment(table: pd.DataFrame) -> Figure:
     A marker's shape is the family of its method; up and to the left is better in both
     panels. The whisker spans the repeats. Methods that could do nothing with the model are named.
 
-    Args: table, what `labkit.deployment.compare` returned.
+    Args: table: the result of `labkit.deployment.compare`.
     """
     rows = _measured(table)
     shown = _lines(rows)

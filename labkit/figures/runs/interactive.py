@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
 MOST = 400  # points of a curve; of more, neighbours are averaged
-# As in `timeline`, and told apart by their pattern, too.
+# Colours of `timeline`; patterns distinguish the parts without colour, too.
 PARTS = {
     "compute": ("#56B4E9", ""),
     "codec": ("#009E73", "/"),
@@ -222,7 +222,7 @@ _NOBODY = "no run"
 
 
 class LinkedFigures:
-    """What `linked_selection` returns: in JupyterLab widgets, elsewhere the figures themselves."""
+    """Figures with linked selection: widgets in JupyterLab, elsewhere the figures themselves."""
 
     def __init__(self, *figures: Figure) -> None:
         if not figures:
@@ -242,7 +242,7 @@ class LinkedFigures:
 
         from labkit.figures.kit.screen import Screen
 
-        # The empty key is nobody's.
+        # The empty key selects no run.
         options = [(_NOBODY, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
         panels = []

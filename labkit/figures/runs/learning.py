@@ -25,8 +25,8 @@ CURVES = 240  # so many runs have curves, and their histories read
 MOST = 9000  # points of all curves of a panel; what a browser draws stays about the same
 OWN = 6  # so many names of the user's own have a panel
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # by the keys of entries
-FEW = 8  # above so many runs the unsmoothed lines would only be fog
-_TOLD = 3  # so many of what coincides are told
+FEW = 8  # runs with unsmoothed lines; more of them would cover each other
+_TOLD = 3  # groups of coinciding curves that a remark names
 SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
 
 AXES = {
@@ -135,7 +135,7 @@ def _panel(
         own = tables.get(entry.key, ())
         if len(own):
             drawn = line_over_band(own, "step", y, entry, marks=marks, faint=faint)
-            # Of a band and its line, or of what is smoothed and the line.
+            # The raw values of a band and its line, or of the unsmoothed and the smoothed line.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(own, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):

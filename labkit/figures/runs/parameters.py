@@ -83,7 +83,7 @@ def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
     if names is None:
         # Chance and a label explain no result.
         names = [name for name in given if name not in ("seed", "name")][: _MOST - len(RESULTS)]
-        # A result that is the same for all tells nobody from anybody.
+        # A result that all runs share distinguishes none of them.
         names += [name for name in RESULTS if len(set(measured(runs, name))) > 1]
     chosen = list(names) or list(given) or [RESULTS[0]]
     columns = [(name, values_of(runs, name, given)) for name in chosen]
@@ -113,7 +113,7 @@ def _side_by_side(each: Scale) -> list[float | None]:
     """Return places where runs of the same slot do not cover each other."""
     if not each.slots:
         return list(each.places)
-    # Half of a slot stays free, or runs of neighbouring slots could not be told apart.
+    # Half of a slot stays free, to separate the runs of neighbouring slots.
     room = _SPREAD / len(each.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(each.places):

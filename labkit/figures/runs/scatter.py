@@ -93,7 +93,7 @@ def _axis(name: str, values: Sequence[Value], asked: bool) -> Trace:
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
     known = [value for value in values if is_number(value)]
     ticks: Trace = dict(SHARES) if name.endswith("accuracy") else {}
-    # Parameters are chosen by a person, who looks for just these values on the axis.
+    # Users chose the values of parameters and look for them on the axis.
     if asked and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}
     wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE

@@ -57,7 +57,7 @@ def throughput_panel(shown: Sequence[Entry]) -> Panel:
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],
         note=refusals(shown) or "no speed was measured",
         always_note=bool(refusals(shown)),
-        # Who is who says the legend: labels of runs are longer than a bar is wide.
+        # The legend names the runs, because labels are wider than a bar.
         x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
         y_axis={"rangemode": "tozero"},
     )
@@ -79,7 +79,7 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
             y=unit,
             traces=_scaling_traces(table, shown, y) if len(table) else [],
             note=note,
-            # Once: the panels stand beside each other.
+            # One panel has the note, because both stand side by side.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},

@@ -21,12 +21,12 @@ from labkit.records.questions.spending import MEASURES, front, spending, steps_o
 from labkit.records.run import Run, own_results, verdict
 from labkit.records.verdict import accuracies, judge, seeds_of
 
-_OWN = 6  # so many results under names of the user's own are told
+_OWN = 6  # user-defined metrics in a sentence
 
 
 def reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Say for each run what it reached, whether it may be believed, where its steps went, and
-    whether it paid against one worker.
+    """Say for each run its result, its gate verdict, the parts of its steps, and
+    whether it pays against one worker.
 
     A difference in speed counts only where the spreads (p10 to p90 of the step time) stay apart;
     a difference in accuracy of one seed each is reported, not judged.
@@ -96,9 +96,9 @@ _NAMED = 6  # so many runs are named in a sentence; figures and table have all
 
 
 def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Say what differs, how many passed the gate, and who is best in accuracy, speed and bytes.
+    """Say what differs, how many passed the gate, and the best in accuracy, speed and bytes.
 
-    "Best" is said of settings (runs that differ in seeds only) that did the same task for as many
+    "Best" compares settings (runs that differ in seeds only) of the same task for as many
     samples on the same clock; what else differs between the two is said, too. A lead in accuracy is
     judged by the seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart;
     where there is none, the sentence begins with that.
@@ -286,7 +286,7 @@ def _faster(first: _Place, second: _Place) -> str:
 
 
 def _apart(high: _Place, low: _Place) -> bool:
-    """Whether every seed of the one is above every seed of the other; not told of one seed."""
+    """Return whether every seed of one is above every seed of the other; False for one seed."""
     one, other = high[0], low[0]
     if not one.band or not other.band or min(one.seeds, other.seeds) < 2:
         return False
@@ -312,7 +312,7 @@ def _fewest(results: Sequence[Entry]) -> Finding | None:
 def _on_the_front(shown: Sequence[Entry]) -> list[Finding]:
     spent = spending({entry.label: entry.run for entry in shown})
     best = front(spent, MEASURES)
-    # A single run is beaten by nobody.
+    # A single run has no competitor.
     if len(shown) < 2 or best.empty:
         return []
     if len(best) == len(spent):

@@ -160,7 +160,7 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 
 
 def counts_reading(table: pd.DataFrame) -> Markdown:
-    """Whether all rows of `counts_table` agree, and who carries least and most."""
+    """Say whether all rows of `counts_table` agree, and which algorithms load a rank most."""
     wrong = table[~table["equal"]]
     findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula, rank by rank"]
     findings += [
@@ -288,7 +288,7 @@ def _heat(each: Simulation) -> Trace:
     edges, shares = each.utilisation(BINS)
     places = np.arange(len(each.links))
     if len(places) > MOST_LINKS:
-        # The busiest, but in their own order, in which neighbours stand beside each other.
+        # The busiest links keep their order, so that neighbours stay side by side.
         places = np.sort(np.argsort(-each.occupied, kind="stable")[:MOST_LINKS])
     return cells(
         (100 * shares[places]).round(1).astype(np.float32),

@@ -38,7 +38,7 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
     values travel back.
 
     Args: layers: from the input to the loss, such as `experiment.planes`; grid: rows and columns of
-    machines; run: one of these layers and this grid, whose metered bytes are said beside.
+    machines; run: one of these layers and this grid, for its measured bytes.
     Raises: InvalidInput, for a grid larger than the smallest layer, or a run of another strategy.
     """
     machines = grid[0] * grid[1]

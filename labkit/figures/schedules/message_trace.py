@@ -140,7 +140,7 @@ def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str)
 
 def _labels(sent: Round, size: int, chunks: int) -> Trace:
     """Return the chunk beside each arrow, near its source, because arrows cross in the middle."""
-    # One chunk is the whole buffer, of which nothing need be said.
+    # A single chunk is the whole buffer and needs no name.
     rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
     place = _place(size)
     points, texts = [], []

@@ -24,7 +24,7 @@ from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # pixels a lane
 STAGE, MICROBATCH = "%{customdata[0]}", "%{customdata[1]}"
-# Okabe and Ito (2008), as in `entries`: told apart with any colour vision.
+# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
 ACTIONS = {
     action: Kind(name, color, f"{name} of micro-batch {MICROBATCH} at stage {STAGE}")
     for action, name, color in (
@@ -177,7 +177,7 @@ VERBS = {
 FORTH, BACK = "#0072B2", "#D55E00"
 HEIGHT = 250  # pixels
 HALF = 0.3  # of the width of a stage's box, where stages are 1 apart
-# From top to bottom: what is said, names, arrows forth, boxes, arrows back, what is held.
+# From top to bottom: caption, names, arrows forth, boxes, arrows back, activations held.
 CAPTION, NAMES, ABOVE, BOX, BELOW, HELD = 3.1, 2.3, 1.6, 1.0, 0.4, -0.45
 
 

@@ -30,13 +30,13 @@ def predicted_and_measured(
 ) -> tuple[pd.DataFrame, Figure]:
     """Simulate measured collectives; return a table with errors, and a figure.
 
-    The error is predicted / measured - 1. What has no schedule ("mpi", "shared_memory") is shown
+    The error is predicted / measured - 1. Algorithms without a schedule ("mpi") are shown
     as measured; rows whose results were wrong have no time.
 
     Args: rows: of `labkit.bench.collectives.measure`; network: to predict with: a name, a
     `Network`, or a `Fit` (with its γ); default: the one that the rows name; gamma: s to add one
     byte, where `network` is no fit.
-    Raises: InvalidInput, for no rows, or a network that cannot be told from them.
+    Raises: InvalidInput, for no rows, or rows without a network.
     """
     world, gamma, source = model_of(rows, network, gamma)
     table = prediction_table(rows, world, gamma)

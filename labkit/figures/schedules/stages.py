@@ -38,7 +38,7 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     kind, weights, gradients, optimizer, activations and versions (old weights that a backward pass
     still needs), `…_bytes` as measured, `…_predicted` from shapes and schedule, and `…_error` =
     measured / predicted - 1; `bytes` and `bytes_predicted` of all kinds together. Peaks of kinds
-    need not come at the same moment. What a run did not measure is missing, and so are the times
+    need not come at the same moment. Values without a measurement are missing, and so are the times
     of a run whose equivalence gate failed.
 
     Raises: LabkitError, where there are no runs, or one has no results.
@@ -86,7 +86,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 
 Row = dict[str, float]
 
-GAIN = 1.05  # below this a speed-up is none, on machines whose steps vary by some percent
+GAIN = 1.05  # a smaller speed-up is noise, because steps vary by some percent
 NEAR = 0.9  # of what is possible
 
 
@@ -109,13 +109,13 @@ def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
 def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
     """Compare ways to cut a model: memory, idle time, traffic and length of a step.
 
-    Args: runs: of one model; baseline: what they are compared with, one process; default: the
+    Args: runs: of one model; baseline: a run of one process to compare with; default: the
     first of the runs with workers=1.
     Raises: as `rank_table`.
     """
     given = [runs] if isinstance(runs, Run) else list(runs)
     table = rank_table(given)
-    # Replicas do not measure their activations: what is predicted stands for it, and is said.
+    # Replicas do not measure activations: the prediction replaces them, and the text says so.
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
@@ -210,7 +210,7 @@ def _extremes(table: pd.DataFrame) -> str:
 
 
 def _known(value: float) -> bool:
-    return value == value  # what is missing in a table is NaN, which equals nothing
+    return value == value  # missing values of a table are NaN, which equals nothing
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
