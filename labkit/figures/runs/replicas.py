@@ -115,11 +115,10 @@ def _codec(compressor: Mapping[str, JSON] | None) -> str:
         return ""
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
-    # Levels lie on both sides of zero, and zero is one more.
-    is_quantized = isinstance(levels, int)
-    return (
-        f"in {(2 * levels).bit_length()} bits" if is_quantized else f"by {called(dict(compressor))}"
-    )
+    if isinstance(levels, int):
+        # Levels lie on both sides of zero, and zero is one more.
+        return f"in {(2 * levels).bit_length()} bits"
+    return f"by {called(dict(compressor))}"
 
 
 def _periods(table: pd.DataFrame) -> Iterator[Finding]:

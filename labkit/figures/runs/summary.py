@@ -216,13 +216,13 @@ def _ranked(
 
 
 def _lead(
-    ranked: Sequence[_Place], most: str, judged: Callable[[_Place, _Place], str], more: str = ""
+    ranked: Sequence[_Place], most: str, judge_lead: Callable[[_Place, _Place], str], more: str = ""
 ) -> Finding:
     """Return the best beside the next best, or first that the seeds do not tell them apart."""
     best, *others = ranked
     if not others:
         return replace(best[0], what=f"{most} {best[0].what}")
-    verdict = speed_verdict(best, others[0])
+    verdict = judge_lead(best, others[0])
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
     details = [f"next {others[0][0].who}, {others[0][0].number}", more]
     if len(differing) > 1:
