@@ -1,4 +1,4 @@
-"""What `labkit.figures` offers; each name is imported when it is first used."""
+"""Names of `labkit.figures`, each imported at its first use."""
 
 from .exchange.compression import bandwidth, compression_reading
 from .exchange.compression_stats import microscope, microscope_reading

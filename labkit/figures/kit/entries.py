@@ -39,57 +39,61 @@ Row = Mapping[str, Value]
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
     """Return a distinct name for each row, of the fewest parameters that tell the rows apart.
 
-    Absent values are left out if names stay distinct. Rows that differ in
-    nothing get numbers.
+    Absent values are left out if names stay distinct. Rows without a difference get numbers.
 
-    Args: rows, the parameters in which runs differ, by name; fallback, what to call a row that has
-    none.
+    Args:
+        rows: the parameters in which runs differ, by name.
+        fallback: the name of each row without parameters.
     """
-    texts = _telling(rows)
-    # Where the compressor is the method, to have none is one, too.
-    dense = "compressor" if "strategy" not in texts else ""
+    parameters = _needed_parameters(rows)
+    # If the compressor is the method, its absence is a method, too.
+    dense = "compressor" if "strategy" not in parameters else ""
     words = [
-        [(n == dense or row.get(n) is not None, texts[n][repr(row.get(n))]) for n in texts]
+        [
+            (name == dense or row.get(name) is not None, texts[repr(row.get(name))])
+            for name, texts in parameters.items()
+        ]
         for row in rows
     ]
-    whole = [tuple(word for _, word in group) for group in words]
+    parts = [tuple(word for _, word in row) for row in words]
     for drop_usual in (True, False):
         brief = _brief(words, drop_usual)
-        if all(brief) and _distinct(brief) == _distinct(whole):
-            whole = brief
+        if all(brief) and len(set(brief)) == len(set(parts)):
+            parts = brief
             break
-    joined = [", ".join(parts) or other for parts, other in zip(whole, fallback, strict=True)]
-    return _numbered([_cut(text, LONGEST) for text in joined])
+    joined = [", ".join(row) or other for row, other in zip(parts, fallback, strict=True)]
+    return _add_numbers([_cut(text, LONGEST) for text in joined])
 
 
 def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
     """Return the words of each row without those of absent values and of most rows."""
-    counts = Counter(each for group in words for each in enumerate(word for _, word in group))
-    results = []
-    for group in words:
-        kept = [(place, word) for place, (is_some, word) in enumerate(group) if is_some]
-        rare = [each for each in kept if 2 * counts[each] <= len(words)]
-        nothing = [each for each in enumerate(word for _, word in group) if each not in kept]
-        # Where all is usual but what it lacks, that tells it apart.
-        rare = rare or [each for each in nothing if 2 * counts[each] <= len(words)][:1]
+    placed = [list(enumerate(word for _, word in row)) for row in words]
+    counts = Counter(pair for row in placed for pair in row)
+    names = []
+    for row, pairs in zip(words, placed, strict=True):
+        present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
+        rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
+        absent = [pair for pair in pairs if pair not in present]
+        # An absent value names the row if all its other values are usual.
+        rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
         # A usual word stands before a single rare one, which says little alone.
-        texts = kept if not drop_usual else rare if len(rare) > 1 else kept[: 2 - len(rare)] + rare
-        results.append(tuple(word for _, word in sorted(set(texts))))
-    return results
+        few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
+        names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
+    return names
 
 
-def _telling(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     """Return the parameters that are needed to tell rows apart, with the words of their values."""
-    given = dict.fromkeys(name for row in rows for name in row)
+    known = dict.fromkeys(name for row in rows for name in row)
     # Longer names are unreadable, and each parameter is compared with all others.
-    texts = sorted(given, key=_rank)[:_MOST_PARAMETERS]
-    kept = {name: _words(name, [row.get(name) for row in rows]) for name in texts}
-    whole = _told_apart(rows, kept)
-    for name in reversed(list(kept)):
-        others = {each: words for each, words in kept.items() if each != name}
-        if _told_apart(rows, others) == whole:
-            kept = others
-    return kept
+    ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
+    needed = {name: _words(name, [row.get(name) for row in rows]) for name in ranked}
+    count = _count_distinct(rows, needed)
+    for name in ranked[::-1]:
+        others = {other: words for other, words in needed.items() if other != name}
+        if _count_distinct(rows, others) == count:
+            needed = others
+    return needed
 
 
 def _rank(name: str) -> int:
@@ -98,23 +102,16 @@ def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def _told_apart(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]]) -> int:
-    return _distinct([tuple(group[repr(row.get(n))] for n, group in words.items()) for row in rows])
-
-
-def _distinct(results: Sequence[tuple[str, ...]]) -> int:
-    return len(set(results))
+def _count_distinct(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]]) -> int:
+    return len({tuple(texts[repr(row.get(n))] for n, texts in words.items()) for row in rows})
 
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
     """Return a word for each value, as short as possible without two equal words."""
     distinct = {repr(value): _plain(name, value) for value in values}
-    forms: list[Callable[[str], str]]
-    forms = (
-        [_cut]
-        if name != "compressor"
-        else [compressor_text, partial(compressor_text, with_feedback=True)]
-    )
+    forms: list[Callable[[str], str]] = [_cut]
+    if name == "compressor":
+        forms = [compressor_text, partial(compressor_text, with_feedback=True)]
     for form in forms:
         short = {key: _cut(form(text)) for key, text in distinct.items()}
         if len(set(short.values())) == len(short):
@@ -137,31 +134,30 @@ def compressor_text(compressor: str, with_feedback: bool = False) -> str:
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
         return _cut(compressor)
-    details = [call[1]]
+    parts = [call[1]]
     for key, _, value in (field.partition("=") for field in (call[2] or "").split(", ") if field):
         is_share = key == "ratio" and re.fullmatch(r"[\d.e-]+", value)
-        details.append(
-            f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}"
-        )
+        text = f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}"
+        parts.append(text)
     outer = ["EF"] if with_feedback and compressor.startswith("ErrorFeedback(") else []
-    return " ".join([*outer, *details])
+    return " ".join([*outer, *parts])
 
 
 def _cut(text: str, letters: int = _WORD) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
-def _numbered(results: Sequence[str]) -> list[str]:
-    """Return the names with a number for each that occurs twice."""
-    alike, taken, details = Counter(results), set(results), []
-    for text in results:
+def _add_numbers(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number for each that occurs twice."""
+    counts, used, distinct = Counter(names), set(names), []
+    for text in names:
         name, number = text, 0
-        while alike[text] > 1 and (name == text or name in taken):
+        while counts[text] > 1 and (name == text or name in used):
             number += 1
             name = f"{text} ({number})"
-        taken.add(name)
-        details.append(name)
-    return details
+        used.add(name)
+        distinct.append(name)
+    return distinct
 
 
 # Okabe and Ito (2008): distinct for any colour vision; without their black and yellow, which
