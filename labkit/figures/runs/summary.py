@@ -99,53 +99,50 @@ def comparison_reading(runs: Iterable[Run] | Run) -> Markdown:
     """Say what differs, how many passed the gate, and the best in accuracy, speed and bytes.
 
     "Best" compares settings (runs that differ in seeds only) of the same task for as many
-    samples on the same clock; what else differs between the two is said, too. A lead in accuracy is
-    judged by the seeds (`verdict.judge`), a lead in speed by whether the seeds' spreads stay apart;
-    where there is none, the sentence begins with that.
+    samples on the same clock, and names further differences between the two. The seeds judge a lead
+    in accuracy (`verdict.judge`); a lead in speed needs ranges over seeds that do not meet. A
+    sentence begins with the missing lead, if there is none.
 
     Raises: LabkitError where there are no runs.
     """
     shown = naming.settings(runs)
-    details = [_what_differs(shown), _gates(shown)]
-    findings = _alike([entry for entry in shown if entry.metrics])
-    compared = {
-        head: same for head, same in findings.items() if len(same) > 1 or len(findings) == 1
-    }
+    findings = [_what_differs(shown), _gates(shown)]
+    groups = _alike([entry for entry in shown if entry.metrics])
+    compared = {head: same for head, same in groups.items() if len(same) > 1 or len(groups) == 1}
     for head, same in compared.items():
-        group = _of_ones_own(same)
-        judged = _best(same) or (None if group else Finding("No completed run has a test result"))
-        best = (judged, *group, _fastest(same), _fewest(same), *_on_the_front(same))
-        details += [replace(each, what=f"{head}{each.what}") for each in best if each]
+        user = _user_metrics(same)
+        best = _best(same) or (None if user else Finding("No completed run has a test result"))
+        every = (best, *user, _fastest(same), _fewest(same), *_on_the_front(same))
+        findings += [replace(each, what=f"{head}{each.what}") for each in every if each]
     alone = [
         f"{same[0].label} ({head.removesuffix(': ')})"
-        for head, same in findings.items()
+        for head, same in groups.items()
         if head not in compared
     ]
     if alone:
         head = "Not compared, for no other run has their task, length and clock"
-        details.append(Finding(head, details=(_some(alone),)))
-    return sentences([*details, *_scaling(shown)])
+        findings.append(Finding(head, details=(_some(alone),)))
+    return sentences([*findings, *_scaling(shown)])
 
 
 def _accuracy(entry: Entry) -> Finding | None:
     """Return the test accuracy, the mean over seeds."""
-    values = list(accuracies(entry.run).values())
-    return _of_seeds(entry, "test accuracy", values, "{:.2%}".format)
+    return _over_seeds(entry, "test accuracy", accuracies(entry.run).values(), "{:.2%}".format)
 
 
-def _loss(entry: Entry) -> Finding | None:
-    """Return the test loss, the mean over seeds."""
-    findings = (seed.metrics.get("test_loss") for seed in seeds_of(entry.run))
-    return _of_seeds(entry, "test loss", [v for v in findings if v is not None], "{:.4g}".format)
+def _metric(name: str, what: str, entry: Entry) -> Finding | None:
+    """Return a metric of runs, the mean over seeds."""
+    values = (seed.metrics.get(name) for seed in seeds_of(entry.run))
+    return _over_seeds(entry, what, filter(is_number, values), "{:.4g}".format)
 
 
-def _of_seeds(
-    entry: Entry, what: str, values: Sequence[float], text: Callable[[float], str]
+def _over_seeds(
+    entry: Entry, what: str, values: Iterable[float], text: Callable[[float], str]
 ) -> Finding | None:
-    if not values:
+    if not (numbers := list(values)):
         return None
-    band = min(values), max(values)
-    return Finding(what, entry.label, mean(values), band, len(values), text)
+    band = min(numbers), max(numbers)
+    return Finding(what, entry.label, mean(numbers), band, len(numbers), text)
 
 
 def _speed(entry: Entry) -> Finding | None:
@@ -179,9 +176,9 @@ def _alike(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
         length = f"{samples:,} samples" if samples else "unknown length"
         task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
         groups.setdefault((task, length, f"{clock or 'wall'} clock"), []).append(entry)
-    texts = [place for place in range(3) if len({key[place] for key in groups}) > 1]
+    differing = [place for place in range(3) if len({key[place] for key in groups}) > 1]
     return {
-        f"{', '.join(key[place] for place in texts)}: " if texts else "": same
+        f"{', '.join(key[place] for place in differing)}: " if differing else "": same
         for key, same in groups.items()
     }
 
@@ -208,10 +205,10 @@ _Place = tuple[Finding, Entry]
 
 
 def _ranked(
-    results: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
+    shown: Sequence[Entry], measure: Callable[[Entry], Finding | None], sign: int
 ) -> list[_Place]:
     """Return the runs with a value, the greatest first for sign 1, the least for -1."""
-    known = [(finding, entry) for entry in results if (finding := measure(entry)) is not None]
+    known = [(finding, entry) for entry in shown if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda each: -sign * (each[0].value or 0.0))
 
 
@@ -237,28 +234,22 @@ _NULL = "No difference beyond the spread of their seeds in"
 _ONE_SEED = "One seed cannot tell chance from a difference in"
 
 
-def _best(results: Sequence[Entry]) -> Finding | None:
-    if ranked := _ranked(results, _accuracy, 1):
+def _best(shown: Sequence[Entry]) -> Finding | None:
+    if ranked := _ranked(shown, _accuracy, 1):
         return _lead(ranked, "Highest", _by_seeds)
-    # What tasks without an accuracy are judged by.
-    ranked = _ranked(results, _loss, -1)
-    return _lead(ranked, "Lowest", _lower) if ranked else None
+    # Tasks without an accuracy are judged by their loss.
+    ranked = _ranked(shown, partial(_metric, "test_loss", "test loss"), -1)
+    return _lead(ranked, "Lowest", partial(_apart, "lower")) if ranked else None
 
 
-def _of_ones_own(results: Sequence[Entry]) -> list[Finding]:
+def _user_metrics(shown: Sequence[Entry]) -> list[Finding]:
     """Return findings on user-defined metrics, of which only the user knows the direction."""
-    names = dict.fromkeys(name for entry in results for name in own_results(entry.run))
-    ranked = [_ranked(results, partial(_result, name), 1) for name in names]
-    ranked = [each for each in ranked if each]
-    details = [_lead(each, "Greatest", _greater, _least(each)) for each in ranked[:_NAMED]]
+    names = dict.fromkeys(name for entry in shown for name in own_results(entry.run))
+    every = [_ranked(shown, partial(_metric, name, name), 1) for name in names]
+    ranked, judge_lead = [each for each in every if each], partial(_apart, "greater")
+    findings = [_lead(each, "Greatest", judge_lead, _least(each)) for each in ranked[:_NAMED]]
     more = plural(len(ranked) - _NAMED, "more number")
-    return details + ([Finding(f"{more} of their own are in the table")] if ranked[_NAMED:] else [])
-
-
-def _result(name: str, entry: Entry) -> Finding | None:
-    """Return a user-defined metric, the mean over seeds."""
-    findings = (seed.metrics.get(name) for seed in seeds_of(entry.run))
-    return _of_seeds(entry, name, [v for v in findings if is_number(v)], "{:.4g}".format)
+    return findings + [Finding(f"{more} of their own are in the table")] * bool(ranked[_NAMED:])
 
 
 def _least(ranked: Sequence[_Place]) -> str:
@@ -267,39 +258,31 @@ def _least(ranked: Sequence[_Place]) -> str:
 
 
 def _by_seeds(first: _Place, second: _Place) -> str:
-    group, others = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # The other way round: whether the second loses accuracy against the first.
-    lost = min(len(group), len(others)) > 1 and judge(others, group).kind == "loss"
+    ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
+    # In reverse: the second loses accuracy against the first.
+    lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
     return "more than their seeds explain" if lost else ""
 
 
-def _lower(first: _Place, second: _Place) -> str:
-    return "each of its seeds is lower" if _apart(second, first) else ""
+def _apart(comparative: str, first: _Place, second: _Place) -> str:
+    """Return the verdict that every seed of the first is better; empty for one seed."""
+    (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
+    if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
+        return ""
+    return f"each of its seeds is {comparative}" * (high.band[0] > low.band[1])
 
 
-def _greater(first: _Place, second: _Place) -> str:
-    return "each of its seeds is greater" if _apart(first, second) else ""
+def _fastest(shown: Sequence[Entry]) -> Finding:
+    ranked = _ranked(shown, _speed, 1)
+    return (
+        _lead(ranked, "Most", partial(_apart, "faster"))
+        if ranked
+        else Finding("No speed may be said")
+    )
 
 
-def _faster(first: _Place, second: _Place) -> str:
-    return "each of its seeds is faster" if _apart(first, second) else ""
-
-
-def _apart(high: _Place, low: _Place) -> bool:
-    """Return whether every seed of one is above every seed of the other; False for one seed."""
-    one, other = high[0], low[0]
-    if not one.band or not other.band or min(one.seeds, other.seeds) < 2:
-        return False
-    return one.band[0] > other.band[1]
-
-
-def _fastest(results: Sequence[Entry]) -> Finding:
-    ranked = _ranked(results, _speed, 1)
-    return _lead(ranked, "Most", _faster) if ranked else Finding("No speed may be said")
-
-
-def _fewest(results: Sequence[Entry]) -> Finding | None:
-    ranked = _ranked(results, _bytes, -1)
+def _fewest(shown: Sequence[Entry]) -> Finding | None:
+    ranked = _ranked(shown, _bytes, -1)
     # All send the same: there is no fewest.
     if len({finding.value for finding, _ in ranked}) < 2:
         return None
@@ -338,13 +321,9 @@ def _scaling(shown: Sequence[Entry]) -> list[Finding]:
         head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
     details = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
     details += ["one seed, the spread is that of its steps"] if seeds < 2 else []
-    texts = seeds if seeds > 1 else 0
     text = "{:.2f}".format
-    return [
-        Finding(
-            head, most["run"], most["speedup"], (low, high), texts, text, details=tuple(details)
-        )
-    ]
+    finding = Finding(head, most["run"], most["speedup"], (low, high), text=text)
+    return [replace(finding, seeds=seeds if seeds > 1 else 0, details=tuple(details))]
 
 
 def _some(labels: Sequence[str]) -> str:
