@@ -60,12 +60,12 @@ def grid(standings: Iterable[Standing]) -> Mapping[tuple[Row, str], Mapping[str,
 def empty(standings: Iterable[Standing]) -> list[str]:
     """Return the rows with empty cells as text: `collective × data: asynchronous, …`."""
     bare = [place for place, methods in grid(standings).items() if not methods]
-    details = []
+    texts = []
     for row, places in groupby(bare, key=lambda place: place[0]):
         columns = [column for _, column in places]
         what = "none at all" if len(columns) == len(COLUMNS) else ", ".join(columns)
-        details.append(f"{' × '.join(row)}: {what}")
-    return details
+        texts.append(f"{' × '.join(row)}: {what}")
+    return texts
 
 
 EMPTY = "—"
@@ -95,14 +95,14 @@ def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure
     laid = grid(shown)
     edges = _edges(laid, numbers)
     filled = [place for place, methods in laid.items() if methods]
-    details = [f"{' × '.join(place[0])}, {place[1]}: {', '.join(laid[place])}" for place in filled]
+    texts = [f"{' × '.join(place[0])}, {place[1]}: {', '.join(laid[place])}" for place in filled]
     count = plural(len({each.method for each in shown}), "method")
-    details = [f"{count} in {len(filled)} of {plural(len(laid), 'cell')}", *details]
+    texts = [f"{count} in {len(filled)} of {plural(len(laid), 'cell')}", *texts]
     return Sheet(
         [[_panel(laid, edges, numbers)]],
         [],
         "Where methods stand",
-        words=[*details, f"No method here: {'; '.join(empty(shown))}"],
+        words=[*texts, f"No method here: {'; '.join(empty(shown))}"],
         plot=int(edges[-1]),
         below=8,
     ).figure()

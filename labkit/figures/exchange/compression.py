@@ -41,12 +41,12 @@ def bandwidth(
     Raises: LabkitError, where no run has a history of several ranks.
     """
     shown = entries(runs)
-    results = methods(shown)
-    wins = winners(results, latency, over)
-    looks = lines(each.name for each in results)
-    traces = [t for each in results for t in _traces(each, looks[each.name], latency, over)]
-    times = [each.seconds(edge, latency) for each in results for edge in over]
-    times += [seconds for each in results for _, _, steps in emulated(each) for seconds in steps]
+    candidates = methods(shown)
+    wins = winners(candidates, latency, over)
+    looks = lines(each.name for each in candidates)
+    traces = [t for each in candidates for t in _traces(each, looks[each.name], latency, over)]
+    times = [each.seconds(edge, latency) for each in candidates for edge in over]
+    times += [seconds for each in candidates for _, _, steps in emulated(each) for seconds in steps]
     panel = Panel(
         title=f"Step time by bandwidth of the links\nfastest: {in_turn(wins)}",
         x="bandwidth of a link",
@@ -65,13 +65,13 @@ def bandwidth(
         x_axis=_bandwidth_axis(*over),
         y_axis=seconds_axis(_ROOM * min(times), max(times)),
     )
-    measured = clock_and_network(entries(run for each in results for run in each.runs))
+    measured = clock_and_network(entries(run for each in candidates for run in each.runs))
     title = f"Who wins at which bandwidth · simulation · measured: {measured}"
     remarks = [
         f"lines: measured compute and codec + simulated links of {seconds_text(latency)}, "
         "no overlap; markers: measured; ✕: the winner changes"
     ]
-    words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in results)]
+    words = [f"fastest: {in_turn(wins)}", *(_in_words(each, over) for each in candidates)]
     details = [*words, refusals(shown)]
     return sheet([[panel]], looks.values(), title, [*remarks, *overload(shown)], details, plot=340)
 
@@ -93,13 +93,13 @@ def methods(shown: Sequence[Entry]) -> list[Method]:
     # A single worker uses no link.
     usable = [e for e in shown if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
-    results = bandwidths.methods(groups)
-    if not results:
+    candidates = bandwidths.methods(groups)
+    if not candidates:
         raise LabkitError(
             "no run to predict from: it takes a completed run on two or more workers whose "
             "equivalence gate did not fail"
         )
-    return results
+    return candidates
 
 
 def group_by_method(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -119,8 +119,8 @@ def _traces(each: Method, look: Line, latency: float, over: tuple[float, float])
     # Evenly over orders of magnitude, as the axis shows them.
     grid = np.geomspace(*over, 60)
     seconds = [each.seconds(one, latency) for one in grid.tolist()]
-    details = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
-    shown = {"text": details, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
+    hover = [f"{bits_text(one)}: {seconds_text(t)}" for one, t in zip(grid, seconds, strict=True)]
+    shown = {"text": hover, "hoverinfo": "text", "hovertemplate": "%{text}, simulated"}
     errors = bandwidths.prediction_errors([each])
     measured = [
         (
@@ -211,12 +211,12 @@ def _pairs(shown: Sequence[Entry], baseline: Run | None) -> list[tuple[Entry, En
     by_path = {entry.run.path: entry for entry in usable}
     if baseline is not None and baseline.path not in by_path:
         raise LabkitError(f"the baseline {baseline.name} has to be among the runs, with results")
-    results = []
+    pairs = []
     for entry in usable:
         base = baseline or baseline_of(entry.run, [other.run for other in usable])
         if base is not None and base.path != entry.run.path:
-            results.append((entry, by_path[base.path]))
-    return results
+            pairs.append((entry, by_path[base.path]))
+    return pairs
 
 
 def _gain(entry: Entry, base: Entry) -> Gain | None:
@@ -243,7 +243,7 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | No
         if entry.metrics and not entry.gate_failed:
             network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
             groups.setdefault((network, _together(entry, baseline)), []).append(entry)
-    details = []
+    texts = []
     for group in groups.values():
         if len(group) < 2:
             continue
@@ -253,12 +253,12 @@ def _networks(shown: Sequence[Entry], gains: dict[str, Gain], baseline: Run | No
         second = f"the next {seconds_text(min(others) / 1e3)}"
         gain = gains.get(best.key)
         by = f"; {gain.speed:.2f}x the speed of {gain.baseline.label}" if gain else ""
-        details.append(
+        texts.append(
             f"{clock_and_network(group)}: the shortest step is that of **{best.label}**, "
             f"{seconds_text(step['median'] / 1e3)} (p10 to p90 {seconds_text(step['p10'] / 1e3)} "
             f"to {seconds_text(step['p90'] / 1e3)}), {second}{by}"
         )
-    return details
+    return texts
 
 
 def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
@@ -288,10 +288,10 @@ def _costs(entry: Entry, base: Entry, gain: Gain | None) -> list[str]:
 def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
     """Return texts on the verdict of the seeds and on the cost of the target."""
     details = [judge_runs(entry.run, base.run).sentence]
-    results = accuracies(base.run)
-    if target is None and results:
+    by_seed = accuracies(base.run)
+    if target is None and by_seed:
         # The least of the baseline's seeds: a target that every one of them reaches.
-        target = min(results.values())
+        target = min(by_seed.values())
     if target is not None:
         mine, yours = (_arrival(each, target) for each in (entry, base))
         details.append(f"{target:.2%}: {mine}, the baseline {yours}")
@@ -300,9 +300,9 @@ def _accuracy(entry: Entry, base: Entry, target: float | None) -> list[str]:
 
 def _arrival(entry: Entry, target: float) -> str:
     """Return the median cost of the target over seeds, without seconds after a failed gate."""
-    results = arrivals(entry.run, target)
+    by_seed = arrivals(entry.run, target)
     # Seeds below the target have no time; the text names the number of the others.
-    reached = [each for each in results.values() if each is not None]
+    reached = [each for each in by_seed.values() if each is not None]
     if not reached:
         return "not reached"
     details = [f"{median(each.step for each in reached):.0f} steps"]
@@ -311,7 +311,7 @@ def _arrival(entry: Entry, target: float) -> str:
         within = f" ({seconds_text(codec)} of them codec)" if codec else ""
         details.append(seconds_text(median(each.seconds for each in reached)) + within)
     details.append(bytes_text(median(each.wire_bytes for each in reached)))
-    many = f" ({len(reached)} of {len(results)} seeds)" if len(results) > 1 else ""
+    many = f" ({len(reached)} of {len(by_seed)} seeds)" if len(by_seed) > 1 else ""
     return f"reached after {', '.join(details)} on the wire{many}"
 
 
@@ -331,15 +331,15 @@ def _bandwidths(shown: Sequence[Entry], baseline: Run | None) -> list[str]:
     for entry in shown:
         if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
             groups.setdefault(_together(entry, baseline), []).append(entry)
-    details = []
+    texts = []
     for group in groups.values():
-        results = methods(group)
-        if len(results) < 2:
+        candidates = methods(group)
+        if len(candidates) < 2:
             continue
-        wins = winners(results, LATENCY, RANGE)
-        details.append(
+        wins = winners(candidates, LATENCY, RANGE)
+        texts.append(
             f"Simulation, from measured compute, codec and bytes on links of "
             f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}, the fastest is {in_turn(wins)}"
-            f"{simulation_error_text(results)}"
+            f"{simulation_error_text(candidates)}"
         )
-    return details
+    return texts

@@ -56,13 +56,13 @@ def observations(run: Run) -> pd.DataFrame:
     Raises: LabkitError, where nothing was looked at.
     """
     parts = {each.experiment["seed"]: each.microscope for each in seeds_of(run)}
-    results = [part.assign(seed=seed) for seed, part in parts.items() if len(part)]
-    if not results:
+    tables = [part.assign(seed=seed) for seed, part in parts.items() if len(part)]
+    if not tables:
         raise LabkitError(
             f"nothing of {run.name} was put under the microscope (state: {run.status['state']}); "
             "a completed run with lk.AllReduce(compressor=…, microscope=10) has rows"
         )
-    return pd.concat(results, ignore_index=True)
+    return pd.concat(tables, ignore_index=True)
 
 
 def microscope_reading(run: Run) -> Markdown:
@@ -75,29 +75,29 @@ def microscope_reading(run: Run) -> Markdown:
     finite = observed.replace([np.inf, -np.inf], np.nan)
     layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
     cosine = layers["cosine"].dropna()
-    details = []
+    texts = []
     if len(cosine):
         worst, best = cosine.idxmin(), cosine.idxmax()
-        details.append(
+        texts.append(
             f"Over all steps the cosine to the true mean gradient is least in **{worst}** "
             f"({cosine[worst]:.3g}, relative error {layers['relative_error'][worst]:.3g}) and "
             f"greatest in **{best}** ({cosine[best]:.3g})"
         )
-    details.append(
+    texts.append(
         f"Layers take {_between(layers['bits_per_parameter'])} bits a parameter and send "
         f"{_between(layers['fraction_sent'])} of their elements"
     )
-    details += _residuals(finite)
+    texts += _residuals(finite)
     spoiled = observed.loc[~np.isfinite(observed["relative_error"].astype(float)), "layer"]
     if len(spoiled):
         unique = [str(name) for name in spoiled.unique()]
         more = f" and {len(unique) - _NAMED:,} more" if len(unique) > _NAMED else ""
         names = f"{', '.join(unique[:_NAMED])}{more}"
-        details.append(
+        texts.append(
             f"{len(spoiled)} rows have no finite error, of {names}"
             ": a gradient of nothing but zeros, or one that is not finite"
         )
-    return sentences(map(Finding, details))
+    return sentences(map(Finding, texts))
 
 
 def _between(values: pd.Series[float]) -> str:

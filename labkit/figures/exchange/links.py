@@ -83,7 +83,7 @@ def transport_steps(trained: Rows) -> Figure:
     """
     names = [str(row["case"]) for row in trained]
     looks = lines(dict.fromkeys(str(row["transport"]) for row in trained))
-    details = dict(zip(names, map(_arrival, trained), strict=True))
+    hover = dict(zip(names, map(_arrival, trained), strict=True))
     table = pd.DataFrame(
         {
             "transport": [row["transport"] for row in trained],
@@ -91,7 +91,7 @@ def transport_steps(trained: Rows) -> Figure:
             "ms": [row["median_ms"] for row in trained],
             "ms_low": [row["min_ms"] for row in trained],
             "ms_high": [row["p90_ms"] for row in trained],
-            "hover": [f"{name}: {text}" for name, text in details.items()],
+            "hover": [f"{name}: {text}" for name, text in hover.items()],
         }
     )
     panel = Panel(
@@ -103,7 +103,7 @@ def transport_steps(trained: Rows) -> Figure:
         y_axis={"autorange": "reversed", "automargin": True},
     )
     title = f"Training by its transport · wall clock · network {_networks(trained)}"
-    words = [f"{name}: {text}" for name, text in details.items()]
+    words = [f"{name}: {text}" for name, text in hover.items()]
     return sheet([[panel]], looks.values(), title, [], words, plot=80 + 40 * len(names))
 
 
@@ -127,15 +127,15 @@ def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
-    results = []
+    ratios = []
     for place, here in wall.groupby("place", sort=False):
         by = here.set_index("transport")
         if {"one_sided", "two_sided"} <= set(by.index):
             one, two = by.loc["one_sided"], by.loc["two_sided"]
             ratio = two["seconds"] / one["seconds"]
             low = two["seconds_low"] / one["seconds_high"]
-            results.append((place, ratio, low, two["seconds_high"] / one["seconds_low"]))
-    return pd.DataFrame(results, columns=["place", "ratio", "low", "high"])
+            ratios.append((place, ratio, low, two["seconds_high"] / one["seconds_low"]))
+    return pd.DataFrame(ratios, columns=["place", "ratio", "low", "high"])
 
 
 def transport_training(trained: Rows) -> pd.DataFrame:
@@ -211,8 +211,8 @@ def _networks(rows: Rows) -> str:
 
 def _clocks(table: pd.DataFrame) -> str:
     """Return `wall clock`, `simulation, not measured`, or both."""
-    details = {"wall": "wall clock", "simulation": "simulation, not measured"}
-    return " and ".join(details[clock] for clock in table["clock"].unique())
+    texts = {"wall": "wall clock", "simulation": "simulation, not measured"}
+    return " and ".join(texts[clock] for clock in table["clock"].unique())
 
 
 def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
@@ -336,7 +336,7 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     `least` and `most` compare the 10th percentile of the one with the 90th of the other. Runs that
     failed the equivalence gate have no times.
     """
-    results = []
+    records = []
     for run in runs:
         name, metrics = run.experiment["strategy"]["algorithm"], run.metrics
         step = {} if gate_failed(run) else metrics["step_ms"]
@@ -344,10 +344,10 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
         seconds = simulate(name, run.experiment["workers"], nbytes, network).seconds
         times = [step.get(key) for key in ("median", "p10", "p90")]
         verdict = metrics["equivalence"]["verdict"]
-        results.append((name, verdict, nbytes, 1e3 * seconds, *times))
+        records.append((name, verdict, nbytes, 1e3 * seconds, *times))
     times = ["step ms", "p10 ms", "p90 ms"]
     columns = ["algorithm", "gate", "bytes", "predicted sum, ms", *times]
-    table = pd.DataFrame(results, columns=columns).astype(dict.fromkeys(times, float))
+    table = pd.DataFrame(records, columns=columns).astype(dict.fromkeys(times, float))
     ring = table[table["algorithm"] == BASE].iloc[0]
     for column, one, other in zip(
         GAINS.values(), times, (times[0], times[2], times[1]), strict=True

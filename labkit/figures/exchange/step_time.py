@@ -154,14 +154,14 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     Raises: LabkitError, where a run has no timeline.
     """
     shown = entries(runs)
-    results = [entry.run for entry in shown]
+    all_runs = [entry.run for entry in shown]
     rows = {e.label: NO_SPEED if e.gate_failed else hidden_parts(e.run) for e in shown}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
-    baselines = [_baseline(run, results) for run in results]
-    steps = dict(zip(results, table["step_ms"], strict=True))
+    baselines = [_baseline(run, all_runs) for run in all_runs]
+    steps = dict(zip(all_runs, table["step_ms"], strict=True))
     table["against_sequential_ms"] = [
         float("nan") if base is None else steps[base] - steps[run]
-        for run, base in zip(results, baselines, strict=True)
+        for run, base in zip(all_runs, baselines, strict=True)
     ]
     return table
 
@@ -321,5 +321,5 @@ def _short(label: str, bars: int) -> list[str]:
     width = max(9, _LETTERS // bars)
     # A blank where a word may be broken; it is taken out again below.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
-    results = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
-    return [re.sub(r"(?<=[(_]) ", "", line) for line in results]
+    label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
+    return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

@@ -49,12 +49,12 @@ def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
             known = ", ".join(place.seconds)
             raise InvalidInput(f"usual={usual!r} is not on this map; allowed: {known}")
         winner, gain = _winner(place, usual)
-        texts = ", ".join(_time(place, name) for name in place.seconds)
+        times = ", ".join(_time(place, name) for name in place.seconds)
         where = f"{place.workers:,} workers, {bits_text(place.bandwidth)}"
         where += f", {seconds_text(place.latency)}" + f": {APART}" * (winner == APART)
         rows.append(
             {"latency": place.latency, "workers": place.workers, "bandwidth": place.bandwidth}
-            | {"winner": winner, "gain": gain, "hover": safe_text(f"{where}: {texts}")}
+            | {"winner": winner, "gain": gain, "hover": safe_text(f"{where}: {times}")}
         )
     return pd.DataFrame(rows)
 
@@ -95,8 +95,8 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     }
     squares = legend([(safe_text(name), color, "square") for name, color in looks.items()])
     title = f"Who is fastest · forecast · {of}"
-    results = winners_findings(places, usual)
-    alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in results)])
+    findings = winners_findings(places, usual)
+    alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in findings)])
     rows = table.drop(columns="hover").assign(
         latency=table["latency"].map(seconds_text),
         bandwidth=table["bandwidth"].map(bits_text),
@@ -215,10 +215,10 @@ def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
 
     A name of which a seed has not come there is left out.
     """
-    results = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
+    by_seed = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
     return {
         name: sorted(each.step for each in seeds if each is not None)
-        for name, seeds in results.items()
+        for name, seeds in by_seed.items()
         if None not in seeds
     }
 

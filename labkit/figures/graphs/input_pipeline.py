@@ -79,19 +79,19 @@ def _middle(steps: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def _bars(rows: pd.DataFrame, kind: str, start: str, stop: str) -> pd.DataFrame:
-    results = rows[["step", start, stop]].set_axis(["step", "start", "stop"], axis=1)
-    return results.assign(kind=kind, lane="training")
+    bars = rows[["step", start, stop]].set_axis(["step", "start", "stop"], axis=1)
+    return bars.assign(kind=kind, lane="training")
 
 
 def _stacked(bars: pd.DataFrame) -> list[str]:
     """Return a lane for each batch: the first free one at its start."""
     free: list[float] = []
-    results = {}
+    lane_names = {}
     for row in bars.sort_values("start").itertuples():
         lane = next((n for n, end in enumerate(free) if end <= row.start), len(free))
         free[lane : lane + 1] = [row.stop]
-        results[row.Index] = f"input {min(lane, MOST_LANES - 1) + 1}"
-    return [results[place] for place in bars.index]
+        lane_names[row.Index] = f"input {min(lane, MOST_LANES - 1) + 1}"
+    return [lane_names[place] for place in bars.index]
 
 
 def _input_lanes(title: str, rows: pd.DataFrame, end: float) -> Lanes:
@@ -284,13 +284,13 @@ def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str,
 
 def _crosses(costs: pd.DataFrame, turnings: pd.DataFrame) -> list[Trace]:
     """Return crosses where the step is longer in every repeat, for each kind of threads."""
-    results = []
+    traces = []
     for row in turnings.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}
         at = costs[(costs["intra"] == pair["intra"]) & (costs["inter"] == pair["inter"])]
         text = f"{pair[row['threads']]:.0f} {row['threads']}-op: longer"
-        results.append(crosses(list(at["intra"]), list(at["step_ms"]), [text], "top left"))
-    return results
+        traces.append(crosses(list(at["intra"]), list(at["step_ms"]), [text], "top left"))
+    return traces
 
 
 def _other(kind: str) -> str:

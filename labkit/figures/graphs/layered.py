@@ -257,7 +257,7 @@ def _said(edge: Edge, size: str) -> str:
 
 def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look: Line) -> Trace:
     group = [node for node in nodes if node.device == device]
-    details = [" · ".join(filter(None, (node.name, node.details))) for node in group]
+    hover = [" · ".join(filter(None, (node.name, node.details))) for node in group]
     return {
         "x": [places[node.name].across for node in group],
         "y": [places[node.name].layer for node in group],
@@ -266,7 +266,7 @@ def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look
         "text": [safe_text(node.kind) for node in group],
         "textposition": "middle right",
         "textfont": {"size": 10, "color": INK},
-        "hovertext": [safe_text(each) for each in details],
+        "hovertext": [safe_text(each) for each in hover],
         "hovertemplate": f"%{{hovertext}}<extra>{safe_text(device)}</extra>",
         "showlegend": False,
     } | look.style
@@ -309,8 +309,8 @@ def collapsed(
             edge = links.pop(ends)
             named = [stays.name if name == goes.name else name for name in ends]
             _add(links, replace(edge, source=named[0], target=named[1]))
-    results = [_counted(node, inside[node.name]) for node in kept.values()]
-    return results, list(links.values())
+    counted_nodes = [_counted(node, inside[node.name]) for node in kept.values()]
+    return counted_nodes, list(links.values())
 
 
 def _counted(node: Node, count: int) -> Node:

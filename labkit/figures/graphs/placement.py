@@ -40,7 +40,7 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     table["ms"] = 1e3 * table["seconds"]
     host, device = table[table["what"] == "product"]["device"].unique()
     by = table.pivot_table(index="n", columns="device", values="ms")
-    results = pd.DataFrame(
+    columns = pd.DataFrame(
         {
             "host_ms": by[host],
             "device_ms": by[device],
@@ -50,9 +50,9 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
     )
     way = table[table["what"] == WAY].set_index("n")
     alone = table[(table["what"] == "product") & (table["device"] == host)].set_index("n")
-    results["there_ms"] = way["ms"]
-    results["pays"] = way["seconds_high"] < alone["seconds_low"]
-    return results.reset_index()
+    columns["there_ms"] = way["ms"]
+    columns["pays"] = way["seconds_high"] < alone["seconds_low"]
+    return columns.reset_index()
 
 
 def break_even(rows: Sequence[Row]) -> Figure | Markdown:
@@ -211,8 +211,8 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
                 if stop > start
             ]
         )
-        texts = f"{plan.name}: {seconds_text(plan.makespan)}"
-        title = f"{texts}\n{len(plan.copies)} copies over {link_text(plan.machine)}"
+        head = f"{plan.name}: {seconds_text(plan.makespan)}"
+        title = f"{head}\n{len(plan.copies)} copies over {link_text(plan.machine)}"
         panels.append(Lanes(title, names, frame, ("task",), [_copy_lines(plan)]))
         words.append(title.replace("\n", "; "))
     end = 1e3 * max(plan.makespan for plan in plans)
@@ -297,14 +297,14 @@ def placement_reading(
     table = placement_table(plans, measured)
     first = next(iter(plans))
     group = {row["rule"]: row for row in _rows(table[table["link"] == first])}
-    texts = [
+    findings = [
         _predicted(link, _rows(part), list(group))
         for link, part in table.groupby("link", sort=False)
     ]
     if measured:
-        texts += [_copies_finding(plans[first], measured), _same(measured), _measured(group)]
-    texts.append(break_even_finding(results.speeds))
-    return sentences([*texts, _answer(group, _dear(table))])
+        findings += [_copies_finding(plans[first], measured), _same(measured), _measured(group)]
+    findings.append(break_even_finding(results.speeds))
+    return sentences([*findings, _answer(group, _dear(table))])
 
 
 def _scopes(results: Examined) -> Iterator[Finding]:

@@ -259,12 +259,12 @@ def queue_reading(graph: StepGraph) -> Markdown:
 def _begun(moments: Sequence[Moment]) -> list[list[str]]:
     """Return the operations that began since the previous moment."""
     before: set[str] = set()
-    results = []
+    by_moment = []
     for each in moments:
         here = {*each.running, *each.done}
-        results.append([name for name in each.unresolved if name in here - before])
+        by_moment.append([name for name in each.unresolved if name in here - before])
         before |= here
-    return results
+    return by_moment
 
 
 def _caption(moment: Moment, begun: Sequence[str], count: int) -> str:

@@ -38,9 +38,9 @@ def drawn_step(graph: StepGraph, what: str) -> Figure:
         what: which step it is, for the title.
     """
     nodes, edges = nodes_of(graph)
-    results = collapsed(nodes, edges)
+    few = collapsed(nodes, edges)
     remark = f"{_counted(graph, nodes)}; the step took {seconds_text(graph.seconds)}"
-    return layered(*results, title=f"{what} · {CLOCK}", remark=remark)
+    return layered(*few, title=f"{what} · {CLOCK}", remark=remark)
 
 
 def partitioned_step(graph: StepGraph, what: str) -> Figure:
@@ -48,8 +48,8 @@ def partitioned_step(graph: StepGraph, what: str) -> Figure:
     nodes, edges = nodes_of(graph)
     remark = _counted(graph, nodes)
     nodes, edges = _with_ends(graph, nodes, edges)
-    results = collapsed(nodes, edges)
-    return layered(*results, title=f"{what} · {CLOCK}", remark=remark)
+    few = collapsed(nodes, edges)
+    return layered(*few, title=f"{what} · {CLOCK}", remark=remark)
 
 
 def nodes_of(graph: StepGraph) -> tuple[list[Node], list[Edge]]:

@@ -42,10 +42,10 @@ class Scale:
 
 def shares(values: Iterable[float]) -> Trace:
     """Return an axis of accuracies, with room around equal ones."""
-    results = [value for value in values if value == value]
-    if not results or max(results) - min(results) > _ALIKE:
+    numbers = [value for value in values if value == value]
+    if not numbers or max(numbers) - min(numbers) > _ALIKE:
         return dict(SHARES)
-    return {"tickformat": ".1%", "range": [min(results) - _AROUND, max(results) + _AROUND]}
+    return {"tickformat": ".1%", "range": [min(numbers) - _AROUND, max(numbers) + _AROUND]}
 
 
 def scale(values: Sequence[Value], measured: bool) -> Scale:

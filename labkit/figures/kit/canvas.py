@@ -173,8 +173,8 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     layout["meta"] = {"alt": panel.title, "over": panel.over}
     for each in (x_axis, y_axis):
         each.setdefault("automargin", True)
-    texts = ({"type": "scatter"} | {k: v for k, v in t.items() if v is not None} for t in traces)
-    return {"data": list(texts), "layout": layout}
+    data = ({"type": "scatter"} | {k: v for k, v in t.items() if v is not None} for t in traces)
+    return {"data": list(data), "layout": layout}
 
 
 def _legend_trace(entry: Entry | Line) -> Trace:

@@ -240,11 +240,11 @@ def lines(names: Iterable[str]) -> dict[str, Line]:
 
 def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     """Return the runs with labels and colours; raise LabkitError for no runs."""
-    results = [runs] if isinstance(runs, Run) else list(runs)
-    if not results:
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    if not all_runs:
         raise LabkitError(NO_RUNS)
     # Runs without results are not drawn and use no colour.
-    places = accumulate((bool(run.metrics) for run in results), initial=0)
+    places = accumulate((bool(run.metrics) for run in all_runs), initial=0)
     return [
         Entry(
             run=run,
@@ -256,7 +256,7 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
-        for place, run, label in zip(places, results, labels(results), strict=False)
+        for place, run, label in zip(places, all_runs, labels(all_runs), strict=False)
     ]
 
 
@@ -288,9 +288,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
     """Return names from known differences; a star marks ranks that share cores."""
-    results = names(rows, [run.name for run in runs])
+    plain_names = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
-    return [f"{name}{star}" for name, star in zip(results, stars, strict=True)]
+    return [f"{name}{star}" for name, star in zip(plain_names, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:

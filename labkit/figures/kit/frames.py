@@ -132,8 +132,8 @@ def arrows(
             "textposition": f"{side} center",
             "textfont": {"size": 14, "color": color},
         }
-    details = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
-    return look | ({"hovertext": details} if hover else {})
+    hover_texts = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
+    return look | ({"hovertext": hover_texts} if hover else {})
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:

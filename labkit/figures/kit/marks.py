@@ -83,8 +83,8 @@ def points_with_bars(
                 if f"{column}_low" in row:
                     ends = (row[f"{column}_low"], row[f"{column}_high"])
                     trace[axis] = whisker([row[column]], ends[:1], ends[1:], look.color)
-            details = {"hovertemplate": row.get("hover"), "showlegend": False}
-            drawn.append(trace | details | look.style)
+            hover = {"hovertemplate": row.get("hover"), "showlegend": False}
+            drawn.append(trace | hover | look.style)
     return drawn
 
 

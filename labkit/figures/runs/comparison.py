@@ -110,20 +110,20 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
     Raises: LabkitError where there are no runs.
     """
-    results = [runs] if isinstance(runs, Run) else list(runs)
-    if not results:
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    if not all_runs:
         raise LabkitError(naming.NO_RUNS)
-    differing_rows = differences(results)
+    differing_rows = differences(all_runs)
     apart = [_apart(row) for row in differing_rows]
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
-        for run, row in zip(results, apart, strict=True)
+        for run, row in zip(all_runs, apart, strict=True)
     ]
     # A dict, for its order: parameters stand as the experiment has them.
     differing = dict.fromkeys(name for row in apart for name in row)
-    every = dict.fromkeys((*KEY_METRICS, *(name for run in results for name in logged(run))))
+    every = dict.fromkeys((*KEY_METRICS, *(name for run in all_runs for name in logged(run))))
     measured = [name for name in every if any(name in row for row in rows)]
-    index = pd.Index(naming.distinct_labels(results, differing_rows), name="run")
+    index = pd.Index(naming.distinct_labels(all_runs, differing_rows), name="run")
     return Table(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 

@@ -27,11 +27,11 @@ def shard_labels(experiment: Experiment) -> Figure:
     labels = _labels(experiment)
     shares = experiment.capacities or (1.0,) * experiment.workers
     plan = plan_of(experiment, len(labels), shares, labels)
-    results = [np.bincount(labels[plan.own_rows(worker)]) for worker in range(experiment.workers)]
+    by_worker = [np.bincount(labels[plan.own_rows(worker)]) for worker in range(experiment.workers)]
     rows = [
         {"label": str(label), "worker": f"worker {worker}", "share": count / counts.sum()}
         | {"hover": f"worker {worker}: {count} of {counts.sum()} samples are labelled {label}"}
-        for worker, counts in enumerate(results)
+        for worker, counts in enumerate(by_worker)
         for label, count in enumerate(counts)
         if count
     ]
@@ -47,7 +47,7 @@ def shard_labels(experiment: Experiment) -> Figure:
     words = [
         f"worker {worker}: {np.count_nonzero(counts)} labels, {counts.max() / counts.sum():.0%} of "
         f"its samples are labelled {counts.argmax()}"
-        for worker, counts in enumerate(results)
+        for worker, counts in enumerate(by_worker)
     ]
     figure = sheet([[panel]], looks.values(), "Labels by worker", [], words, plot=240)
     figure.update_layout(barmode="stack")

@@ -46,23 +46,23 @@ def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
     points = min(points, MOST // len(shown))
     losses = {key: thin_rows(curve, points) for key, curve in curves.items()}
-    results = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
+    epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
     if len(shown) < len(whole):
         words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
     # A task without classes is judged by its loss.
-    judged = "val_accuracy" if any("val_accuracy" in t for t in results.values()) else "val_loss"
+    judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
-    tests = {key: own.dropna(subset=[judged]) for key, own in results.items() if judged in own}
+    tests = {key: own.dropna(subset=[judged]) for key, own in epochs.items() if judged in own}
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     axes = _axes(losses)
     panels = [
         _panel(shown, losses, "smooth", "Training loss", axes),
         _panel(shown, tests, judged, what, axes, look),
     ]
-    names = _own_names(shown, results)
+    names = _own_names(shown, epochs)
     panels += [
-        _panel(shown, _of_name(results, name, points), name, name, axes) for name in names[:OWN]
+        _panel(shown, _of_name(epochs, name, points), name, name, axes) for name in names[:OWN]
     ]
     remarks = [*_silent(shown, losses), *_coinciding(shown, curves)]
     remarks += [f"curves of {OWN} of {len(names)} names of their own"] if names[OWN:] else []

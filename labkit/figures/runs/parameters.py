@@ -217,13 +217,13 @@ def heat_sheet(
     shown: Sequence[Entry], x: str | None = None, y: str | None = None, measures: Sequence[str] = ()
 ) -> Sheet:
     """Return the sheet of `heat_map`, of entries."""
-    results = [entry.run for entry in shown]
-    x, y = axes_of(results, x, y)
+    all_runs = [entry.run for entry in shown]
+    x, y = axes_of(all_runs, x, y)
     table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
     names = list(table.columns[4:])  # the measures, see `crossed`
     several = max(map(len, table["runs"]))
     remarks = [f"median of up to {several} runs a cell" if several > 1 else "a run a cell"]
-    others = [name for name in parameters(results) if name not in (x, y)]
+    others = [name for name in parameters(all_runs) if name not in (x, y)]
     remarks += [f"they differ in {', '.join(others)}"] if others and several > 1 else []
     title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(shown)}"
     grid = Grid(x, y, ordered(list(table[x])), ordered(list(table[y])))

@@ -29,9 +29,9 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
     Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
     """
     shown = settings(runs)
-    results = [entry.run for entry in shown]
-    across, up = values_of(results, x), values_of(results, y)
-    given = parameters(results)
+    all_runs = [entry.run for entry in shown]
+    across, up = values_of(all_runs, x), values_of(all_runs, y)
+    given = parameters(all_runs)
     refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
     panel = Panel(
         title="",
@@ -140,8 +140,8 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     x, axis, text = _COSTS[cost]
     # A logarithm of nothing cannot be drawn: one worker sends no bytes.
     drawn = table[table[f"{cost}_low"] > 0]
-    details = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
-    drawn = drawn.assign(hover=details)
+    hover = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
+    drawn = drawn.assign(hover=hover)
     none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
     silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
     more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""

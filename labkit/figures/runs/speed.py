@@ -133,16 +133,16 @@ _EDGES = ("p90", "p10")
 def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[Trace]:
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
-    details = [
+    hover = [
         f"{getattr(row, y):.3g}{unit} ({getattr(row, f'{y}_low'):.3g} to "
         f"{getattr(row, f'{y}_high'):.3g}) {row.kind}, "
         f"against {safe_text(looks[row.baseline].label)}"
         for row in table.itertuples()
     ]
-    points = table.assign(open=table["kind"] == "weak", hover=details)
+    points = table.assign(open=table["kind"] == "weak", hover=hover)
     most = max(table["workers"])
     ideal = rule([1, most], [100, 100] if unit else [1, most], "dash") | {"name": "ideal"}
-    results = seed_bands(table)
+    bands = seed_bands(table)
     lines = {
         line: Line(
             label=f"{group['kind'].iloc[0]} scaling",
@@ -152,15 +152,15 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
             symbol="circle",
             runs=group["runs"].iloc[0],
         )
-        for line, group in results.groupby("line", sort=False)
+        for line, group in bands.groupby("line", sort=False)
     }
-    through = line_with_band(results, "workers", y, lines, by="line", hoverinfo="skip")
+    through = line_with_band(bands, "workers", y, lines, by="line", hoverinfo="skip")
     return [*through, ideal, *points_with_bars(points, "workers", y, looks)]
 
 
 def _kinds(table: pd.DataFrame) -> str:
     """Return the meaning of markers: `● strong scaling: same global batch`."""
-    results = set(table[table["workers"] > 1]["kind"])
-    if len(results) == 2:
+    kinds = set(table[table["workers"] > 1]["kind"])
+    if len(kinds) == 2:
         return "● strong, ○ weak scaling"
-    return "".join(_KINDS[kind] for kind in results)
+    return "".join(_KINDS[kind] for kind in kinds)

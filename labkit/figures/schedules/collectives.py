@@ -43,10 +43,10 @@ def cost_curves(
     `Network`; nbytes: least and greatest size of the buffer; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    results = costs(algorithms, size, networks, nbytes, gamma)
+    curves = costs(algorithms, size, networks, nbytes, gamma)
     looks = lines(algorithms)
-    low = min(float(each.seconds.min()) for each in results)
-    high = max(float(each.seconds.max()) for each in results)
+    low = min(float(each.seconds.min()) for each in curves)
+    high = max(float(each.seconds.max()) for each in curves)
     panels = [
         Panel(
             title=f"{each.network}\n{_envelope(each)}",
@@ -57,13 +57,13 @@ def cost_curves(
             y_axis=seconds_axis(low, high),
             link="bytes",
         )
-        for each in results
+        for each in curves
     ]
     rows = [panels[start : start + IN_A_ROW] for start in range(0, len(panels), IN_A_ROW)]
     title = f"Allreduce on {size} ranks · simulation"
     added = f", adding {seconds_text(gamma * 2**20)} a MiB" if gamma else ""
     remark = f"markers: simulator; thin lines: closed form{added}; ✕: where the fastest changes"
-    words = [f"{each.network}: {_in_turn(each)}" for each in results]
+    words = [f"{each.network}: {_in_turn(each)}" for each in curves]
     return sheet(rows, looks.values(), title, [remark], words, plot=250)
 
 
@@ -199,8 +199,8 @@ def link_utilisation(
     """
     from labkit.figures.kit.sheet import PLOT
 
-    results = simulations(algorithms, size, nbytes, network, gamma)
-    end = max(each.seconds for each in results.values())
+    by_name = simulations(algorithms, size, nbytes, network, gamma)
+    end = max(each.seconds for each in by_name.values())
     panels = [
         Panel(
             title=f"{name}: {seconds_text(each.seconds)}\n{_summary(each)}",
@@ -212,15 +212,15 @@ def link_utilisation(
             | {"showgrid": False, "type": "category"},
             link="time",
         )
-        for name, each in results.items()
+        for name, each in by_name.items()
     ]
     world = Network.named(network) if isinstance(network, str) else network
     title = (
         f"Links in use, {size} ranks · simulation · network {world} · buffer {bytes_text(nbytes)}"
     )
-    drawn = min(MOST_LINKS, max(len(each.links) for each in results.values()))
+    drawn = min(MOST_LINKS, max(len(each.links) for each in by_name.values()))
     words = [
-        f"{name} takes {seconds_text(s.seconds)}, {_summary(s)}" for name, s in results.items()
+        f"{name} takes {seconds_text(s.seconds)}, {_summary(s)}" for name, s in by_name.items()
     ]
     remark = f"the {drawn} busiest links" if drawn == MOST_LINKS else ""
     high = max(PLOT, LINE * drawn)
@@ -243,17 +243,17 @@ def link_reading(
     gamma: float = 0.0,
 ) -> Markdown:
     """Name the busiest links of each algorithm, and compare the times."""
-    findings = simulations(algorithms, size, nbytes, network, gamma)
-    least = min(each.seconds for each in findings.values())
-    details = []
-    for name, each in findings.items():
+    by_name = simulations(algorithms, size, nbytes, network, gamma)
+    least = min(each.seconds for each in by_name.values())
+    findings = []
+    for name, each in by_name.items():
         slower = "the fastest of these"
         # A thousandth is rounding: algorithms of the same cost are equally fast.
         if each.seconds > least * 1.001:
             slower = f"{each.seconds / least:.2f} times the fastest"
         taken = f"{seconds_text(each.seconds)}, {slower}"
-        details.append(Finding(f"**{name}**", details=(taken, _summary(each))))
-    return sentences(details)
+        findings.append(Finding(f"**{name}**", details=(taken, _summary(each))))
+    return sentences(findings)
 
 
 def simulations(

@@ -43,7 +43,7 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
     """
     machines = grid[0] * grid[1]
     check_fit(grid, machines, layers)
-    results = crossing(layers, grid)
+    crossings = crossing(layers, grid)
     size = 4 if run is None else ITEMSIZE.get(str(run.experiment.get("precision")), 4)
     measured = [] if run is None else _measured(run, layers, machines)
     title = f"Values that cross between {grid[0]} × {grid[1]} machines · predicted, bytes a sample"
@@ -51,11 +51,11 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
         title += f", and measured · {clock_and_network(entries([run]))}"
     words, rows = [], []
     for number in range(2, len(layers)):
-        details = _summary(layers, results, number, size, measured)
+        details = _summary(layers, crossings, number, size, measured)
         rows.append(
-            [_tiles(layers, grid, results, number, details), _matrix(results, number, machines)]
+            [_tiles(layers, grid, crossings, number, details), _matrix(crossings, number, machines)]
         )
-        words.append(f"{details.replace(chr(10), ', ')}: {_messages(results, number)}")
+        words.append(f"{details.replace(chr(10), ', ')}: {_messages(crossings, number)}")
     # Every machine reads its own rows of the data set, so that the first layer needs no message.
     remark = "the input is on all machines: nothing crosses before the first layer"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)

@@ -96,8 +96,8 @@ def _figure(
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are left out"
-    details = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
-    words = [each.strip(". ") for each in details]
+    bullets = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
+    words = [each.strip(". ") for each in bullets]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 

@@ -197,15 +197,15 @@ def _share(value: float) -> str:
 
 
 def _extremes(table: pd.DataFrame) -> str:
-    details = []
+    texts = []
     if table["bytes"].notna().any():
-        details.append(f"least memory on a rank: **{table['bytes'].idxmin()}**")
+        texts.append(f"least memory on a rank: **{table['bytes'].idxmin()}**")
     if table["step_ms"].notna().any():
-        details.append(f"shortest step: **{table['step_ms'].idxmin()}**")
+        texts.append(f"shortest step: **{table['step_ms'].idxmin()}**")
     sending = table[table["payload"] > 0]["payload"]
     if len(sending):
-        details.append(f"least traffic of those that send: **{sending.idxmin()}**")
-    text = "; ".join(details)
+        texts.append(f"least traffic of those that send: **{sending.idxmin()}**")
+    text = "; ".join(texts)
     return f"{text[:1].upper()}{text[1:]}"
 
 
