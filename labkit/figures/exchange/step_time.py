@@ -12,6 +12,7 @@ from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
 from labkit.exchange import SCHEDULES
+from labkit.figures.kit.axes import names_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
@@ -256,13 +257,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
         traces=_traces(drawn),
         note=refusals(shown) or "no history",
         always_note=bool(refusals(shown)),
-        x_axis={
-            "tickvals": list(range(len(drawn))),
-            "ticktext": ["<br>".join(map(safe_text, lines)) for lines in names],
-            "range": [-0.6, max(len(drawn), 1) - 0.4],
-            "showgrid": False,
-            "tickangle": 0,
-        },
+        x_axis=names_axis(["<br>".join(map(safe_text, lines)) for lines in names]),
         y_axis={"rangemode": "tozero"},
     )
     title = f"Where a step goes · {clock_and_network(shown)}"

@@ -8,6 +8,7 @@ import pandas as pd
 
 from labkit.common.errors import InvalidInput, short
 from labkit.common.units import bytes_text, plural
+from labkit.figures.kit.axes import counts_axis, names_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
@@ -118,14 +119,9 @@ def input_overhead(trace: InputTrace) -> Figure:
     costs = input_costs(trace)
     repeats = trace.frame()["repeat"].nunique()
     names = ["<br>".join(textwrap.wrap(safe_text(way), _LETTERS)) for way in costs.index]
-    axis: Trace = {
-        "tickvals": list(range(len(names))),
-        "ticktext": names,
-        "range": [-0.6, len(names) - 0.4],
-        "showgrid": False,
-        "tickangle": 0,
-    }
     rows = costs.reset_index().assign(place=range(len(costs)))
+    steps = [f"measured step {value:.3g} ms" for value in rows["step_ms"]]
+    zero = rule([-0.6, len(rows) - 0.4], [0, 0], "dot")
     parts = Panel(
         title=f"Where a step goes\nmedian of {repeats} repeats; ◆ measured step, least to greatest",
         x="input",
@@ -135,19 +131,19 @@ def input_overhead(trace: InputTrace) -> Figure:
                 part_bars(rows["place"], rows[column], *look, f"{look[0]} %{{y:.3g}} ms")
                 for column, look in PARTS.items()
             ),
-            _steps(rows),
+            points(rows.assign(hover=steps), "place", "step_ms", MEASURED_STEP, size=9),
         ],
         note=_passed(trace),
         always_note=True,
-        x_axis=axis,
+        x_axis=names_axis(names),
         y_axis={"rangemode": "tozero"},
     )
     over = Panel(
         title="I/O overhead\n(real − synthetic) / synthetic, pairs of one repeat",
         x="input",
         y="overhead",
-        traces=[_zero(len(rows)), _overheads(rows[rows["way"] != SYNTHETIC])],
-        x_axis=axis,
+        traces=[zero, _overheads(rows[rows["way"] != SYNTHETIC])],
+        x_axis=names_axis(names),
         y_axis={"tickformat": "+.0%"},
     )
     looks = [Line(details, color, "solid", "square") for details, color, _ in PARTS.values()]
@@ -216,11 +212,6 @@ def _answer(way: str, row: pd.Series) -> str:
     )
 
 
-def _steps(rows: pd.DataFrame) -> Trace:
-    table = rows.assign(hover=[f"measured step {value:.3g} ms" for value in rows["step_ms"]])
-    return points(table, "place", "step_ms", MEASURED_STEP, size=9)
-
-
 def _overheads(rows: pd.DataFrame) -> Trace:
     details = [
         f"{way}: {middle:+.0%} ({low:+.0%} to {high:+.0%})"
@@ -231,10 +222,6 @@ def _overheads(rows: pd.DataFrame) -> Trace:
     return points(rows.assign(hover=details), "place", "overhead", OVERHEAD, size=9)
 
 
-def _zero(count: int) -> Trace:
-    return rule([-0.6, count - 0.4], [0, 0], "dot")
-
-
 def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads, a panel a batch, a line a number of inter-op threads.
 
@@ -242,7 +229,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
     `labkit.records.thread_counts.more_is_less` says: the shortest step is before it.
     """
     costs, turnings = thread_costs(sweep), more_is_less(sweep)
-    costs = costs.assign(line=[_named(count) for count in costs["inter"]])
+    costs = costs.assign(line=[f"{count} inter-op" for count in costs["inter"]])
     looks = lines(costs["line"])
     panels = [
         _threads_panel(costs[costs["batch"] == batch], turnings[turnings["batch"] == batch], looks)
@@ -260,15 +247,10 @@ def thread_reading(sweep: ThreadSweep) -> Markdown:
     return sentences(findings)
 
 
-def _named(inter: int) -> str:
-    return f"{inter} inter-op"
-
-
 def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str, Line]) -> Panel:
     batch = costs["batch"].iloc[0]
     best = costs.loc[costs["step_ms"].idxmin()]
     details = f"shortest: {best['step_ms']:.3g} ms at {best['intra']} intra-op and {best['inter']}"
-    counts = sorted(costs["intra"].unique())
     return Panel(
         title=f"{plural(int(batch), 'sample')} a step\n{details} inter-op threads",
         x="intra-op threads",
@@ -277,7 +259,7 @@ def _threads_panel(costs: pd.DataFrame, turnings: pd.DataFrame, looks: dict[str,
             *line_with_band(costs, "intra", "step_ms", looks, by="line", marks=True),
             *_crosses(costs, turnings),
         ],
-        x_axis={"type": "log", "tickvals": counts, "ticktext": [str(count) for count in counts]},
+        x_axis=counts_axis(costs["intra"].unique()),
         y_axis={"rangemode": "tozero"},
     )
 

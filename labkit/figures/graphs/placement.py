@@ -186,9 +186,7 @@ def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] 
     title = f"A step by placement, {count} devices · {clocks} · network by panel"
     legend = [*looks.values(), Line("no plan can be shorter", INK, "dash", "line-ew")]
     remarks = ["whiskers: random plans of all seeds; steps from p10 to p90"]
-    return sheet(
-        rows, legend, title, remarks, [_in_words(row) for row in _records(table)], plot=230
-    )
+    return sheet(rows, legend, title, remarks, [_in_words(row) for row in _rows(table)], plot=230)
 
 
 def placement_gantt(plans: Sequence[Plan]) -> Figure:
@@ -243,7 +241,7 @@ def _copy_lines(plan: Plan) -> Trace:
 
 def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, Line]) -> Panel:
     rows = group.assign(
-        hover=[f"{r['rule']}: {r[f'{what}_ms']:.3g} ms" for r in _records(group)],
+        hover=[f"{r['rule']}: {r[f'{what}_ms']:.3g} ms" for r in _rows(group)],
         ms=group[f"{what}_ms"],
         ms_low=group[f"{what}_low_ms"],
         ms_high=group[f"{what}_high_ms"],
@@ -260,15 +258,10 @@ def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, Line]
     )
 
 
-def _in_words(row: Mapping[str, float]) -> str:
+def _in_words(row: Mapping[str, Any]) -> str:
     details = f"{row['link']}, {row['rule']}: predicted {row['predicted_ms']:.3g} ms"
     measured = row["measured_ms"]
     return details if np.isnan(measured) else f"{details}, measured {measured:.3g} ms"
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, float]]:
-    results: list[dict[str, float]] = table.to_dict("records")
-    return results
 
 
 def _rule(plan: Plan) -> str:

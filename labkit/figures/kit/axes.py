@@ -48,6 +48,18 @@ def shares(values: Iterable[float]) -> Trace:
     return {"tickformat": ".1%", "range": [min(numbers) - _AROUND, max(numbers) + _AROUND]}
 
 
+def counts_axis(counts: Iterable[float]) -> Trace:
+    """Return a logarithmic axis with a tick at each count."""
+    ticks = sorted(set(counts))
+    return {"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+
+
+def names_axis(names: Sequence[str]) -> Trace:
+    """Return an axis with a name below each bar."""
+    ticks: Trace = {"tickvals": list(range(len(names))), "ticktext": list(names)}
+    return ticks | {"range": [-0.6, max(len(names), 1) - 0.4], "showgrid": False, "tickangle": 0}
+
+
 def scale(values: Sequence[Value], measured: bool) -> Scale:
     """Lay out one value a run; None: the run has none, or it may not be shown.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from labkit.common.units import bytes_axis, bytes_text, plural
-from labkit.figures.kit.axes import SHARES
+from labkit.figures.kit.axes import SHARES, counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import OVERSUBSCRIBED, PALETTE, SYMBOLS, Line, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
@@ -47,7 +47,6 @@ def _panel(table: pd.DataFrame, column: str, network: str, looks: Looks) -> Pane
     is_latency = column == LATENCY
     group = table[table["network"] == network].sort_values("batch_size", kind="stable")
     kind = "latency, band p10 to p90" if is_latency else "throughput, band least to most"
-    sizes = sorted(set(group["batch_size"]))
     details = [
         f"{row['way']}, batches of {row['batch_size']}: {_text(column, row[column])}"
         for row in group.to_dict("records")
@@ -64,7 +63,7 @@ def _panel(table: pd.DataFrame, column: str, network: str, looks: Looks) -> Pane
             by="way",
             marks=True,
         ),
-        x_axis={"type": "log", "tickvals": sizes, "ticktext": [str(size) for size in sizes]},
+        x_axis=counts_axis(group["batch_size"]),
         y_axis={"type": "log", "rangemode": "normal"},
     )
 

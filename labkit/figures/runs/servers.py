@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pandas as pd
 
+from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, it_came, published, sentences
@@ -32,7 +33,6 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
         way: dict(zip(group["workers"], group["rate"], strict=True))
         for way, group in table.groupby("way", sort=False)
     }
-    ticks = sorted(set(table["workers"]))
     panel = Panel(
         title="Throughput by workers\nmedian over seeds; band: their spread",
         x="workers",
@@ -40,7 +40,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
         traces=line_with_band(table, "workers", "rate", looks, by="way", marks=True),
         note=refusals(shown) or "no speed was measured",
         always_note=bool(refusals(shown)),
-        x_axis={"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]},
+        x_axis=counts_axis(table["workers"]),
         y_axis={"rangemode": "tozero"},
     )
     title = f"Parameter servers and allreduce · {clock_and_network(shown)}"

@@ -10,6 +10,7 @@ import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
+from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
@@ -240,7 +241,7 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
         x="micro-batches",
         y="speed-up",
         traces=[*ideals, *measured],
-        x_axis={"type": "log"} | _ticks(table),
+        x_axis=counts_axis(table["microbatches"].tolist()),
         y_axis={"rangemode": "tozero"},
     )
     legend = [*looks.values(), Line("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
@@ -256,11 +257,6 @@ def _ideal(ranks: int, most: int) -> Trace:
         "hovertemplate": f"ideal of {ranks} ranks: %{{y:.3g}}<extra></extra>",
     }
     return rule(m.tolist(), (m * ranks / (m + ranks - 1)).tolist(), "dash") | details
-
-
-def _ticks(table: pd.DataFrame) -> Trace:
-    shown = sorted(set(table["microbatches"].tolist()))
-    return {"tickvals": shown, "ticktext": [str(m) for m in shown]}
 
 
 def _in_words(row: Any) -> str:
