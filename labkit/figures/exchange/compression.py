@@ -16,7 +16,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, Line, clock_and_network, entries, labels, lines, names
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.sheet import Panel, Trace, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records import bandwidths
 from labkit.records.bandwidths import LATENCY, RANGE, Method, emulated, in_turn, winners

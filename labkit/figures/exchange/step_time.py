@@ -26,7 +26,8 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.marks import part_bars, points
-from labkit.figures.kit.sheet import Panel, Trace, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records.overlap import NO_SPEED, hidden_parts, overlaps
 from labkit.records.run import Run, flatten

@@ -13,7 +13,7 @@ from labkit.common.units import bits_text, bytes_text, number_text, plural, seco
 from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import cells, step_colors
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.forecast import Calibration, Forecast, Source
 from labkit.forecast.study import Place, Study
 from labkit.records.run import Run

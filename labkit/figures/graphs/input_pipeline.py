@@ -14,7 +14,8 @@ from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
 from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
-from labkit.figures.kit.sheet import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.records.input_wait import SYNTHETIC, InputTrace, input_costs
 from labkit.records.thread_counts import KINDS, ThreadSweep, more_is_less, thread_costs
 

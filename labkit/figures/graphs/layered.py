@@ -13,7 +13,8 @@ from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.marks import QUIET
-from labkit.figures.kit.sheet import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 
 MOST = 60  # nodes that a figure can show; `collapsed` makes fewer of more
 SWEEPS = 12  # over the layers, each time ordered by the neighbours in the layer before

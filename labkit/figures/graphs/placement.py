@@ -14,7 +14,8 @@ from labkit.figures.kit.entries import INK, Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.sheet import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.records.placed import WAY, Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan
 

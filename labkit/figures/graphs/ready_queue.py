@@ -16,7 +16,7 @@ from labkit.figures.kit.canvas import Figure, axis
 from labkit.figures.kit.entries import INK, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.frames import BARE, animation, legend, table, words
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.records.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_queue
 from labkit.records.step_graph import StepGraph
 

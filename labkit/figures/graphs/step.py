@@ -14,7 +14,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import Kind, Lanes, lanes
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 
 # Operations by the words that a reader knows them by; the others keep TensorFlow's.

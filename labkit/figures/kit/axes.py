@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from labkit.common.content import is_number
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import compressor_text
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.records.compressors import called
 from labkit.records.questions.columns import Value, ordered
 

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from labkit.common.content import JSON
 from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
-from labkit.figures.kit.sheet import BELOW, PLOT, Panel, Trace
+from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
 # Controls of Plotly beside the figure, without any that sends data away.
 CONFIG: dict[str, str | bool] = {

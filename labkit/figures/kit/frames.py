@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.figures.kit.canvas import CLEAR, GRID, HEAD, Figure, base_layout
 from labkit.figures.kit.entries import INK
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 
 Points = NDArray[np.float64]  # shape (points, 2): x and y
 

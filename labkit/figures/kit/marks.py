@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.figures.kit.entries import INK, Entry, Line, transparent
-from labkit.figures.kit.sheet import Panel, Trace
+from labkit.figures.kit.panels import Panel, Trace
 
 if TYPE_CHECKING:
     import pandas as pd

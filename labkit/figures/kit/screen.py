@@ -14,7 +14,7 @@ import ipywidgets
 import traitlets
 
 from labkit.figures.kit.entries import INK
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 
 GRID = "#80808040"
 DASHES = {"dash": "9 6", "dot": "3 3", "dashdot": "9 4 2 4"}

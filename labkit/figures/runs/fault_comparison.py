@@ -11,7 +11,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
-from labkit.figures.kit.sheet import Panel, lanes_axis, sheet
+from labkit.figures.kit.panels import Panel, lanes_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.questions.disturbed import disturbed
 from labkit.records.run import Run
 

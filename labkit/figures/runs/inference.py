@@ -13,7 +13,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import OVERSUBSCRIBED, PALETTE, SYMBOLS, Line, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, line_with_band, points_with_bars
-from labkit.figures.kit.sheet import Panel, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
 from labkit.records.questions.served import ALONE, Served
 
 _SLICES = "slices"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput
 from labkit.figures.kit.entries import DASHES, PALETTE
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 
 if TYPE_CHECKING:
     import ipywidgets

@@ -21,7 +21,8 @@ from labkit.figures.kit.entries import (
     settings,
 )
 from labkit.figures.kit.marks import QUIET, cells, rule, words
-from labkit.figures.kit.sheet import Panel, Sheet, Trace, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import Sheet, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import (
     RESULTS,

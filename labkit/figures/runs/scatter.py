@@ -12,7 +12,8 @@ from labkit.figures.kit.axes import SHARES, shares, text_of, title_of, word
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
-from labkit.figures.kit.sheet import Panel, Sheet, Trace, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import Sheet, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import Value, is_timed, ordered, parameters, spread, values_of
 from labkit.records.questions.spending import MEASURES, front, spending

@@ -13,7 +13,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, it_came, published, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.sheet import Panel, overload, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.questions.columns import spread
 from labkit.records.run import Run, gate_failed

@@ -21,7 +21,8 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, bars
-from labkit.figures.kit.sheet import Panel, Trace, lanes_axis, sheet
+from labkit.figures.kit.panels import Panel, Trace, lanes_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 
 LANE = 30  # pixels a lane

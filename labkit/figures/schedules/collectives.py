@@ -13,7 +13,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import cells, crosses, curve, fade_to, points
-from labkit.figures.kit.sheet import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, named
 from labkit.schedules.check import count
@@ -197,7 +198,7 @@ def link_utilisation(
     buffer; network: a name, or a `Network`; gamma: s to add one byte.
     Raises: InvalidInput, for names or numbers that cannot be.
     """
-    from labkit.figures.kit.sheet import PLOT
+    from labkit.figures.kit.panels import PLOT
 
     by_name = simulations(algorithms, size, nbytes, network, gamma)
     end = max(each.seconds for each in by_name.values())

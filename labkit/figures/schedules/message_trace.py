@@ -13,7 +13,7 @@ from labkit.figures.kit.canvas import CLEAR, GRID, Figure, axis
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.frames import BARE, Points, animation, arrows, legend, table, words
 from labkit.figures.kit.marks import cells, step_colors
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, named
 from labkit.schedules.check import execute

@@ -13,7 +13,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, entries
 from labkit.figures.kit.frames import BARE, animation, arrows, legend, table, words
 from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
-from labkit.figures.kit.sheet import Trace
+from labkit.figures.kit.panels import Trace
 from labkit.figures.runs.speed import refusal
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline

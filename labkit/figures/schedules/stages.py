@@ -22,7 +22,8 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points, rule
-from labkit.figures.kit.sheet import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 from labkit.records.stage_rows import pipeline_row, rank_row
 from labkit.records.staged_steps import measured_pipeline, predicted_pipeline, staged
