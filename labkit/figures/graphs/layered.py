@@ -156,7 +156,7 @@ def _check(nodes: Sequence[Node], edges: Sequence[Edge]) -> None:
     if len(nodes) > MOST:
         raise InvalidInput(
             f"{len(nodes)} nodes cannot be told apart in one figure; allowed: {MOST}; make them "
-            "fewer with labkit.figures.graphs.collapsed"
+            "fewer with labkit.figures.collapsed"
         )
     for edge in edges:
         if lost := {edge.source, edge.target} - names:
