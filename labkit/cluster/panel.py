@@ -11,7 +11,7 @@ from labkit.common.html import table
 from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text
 from labkit.common.widgets import button, meter, status
-from labkit.figures.runs.growing import LiveFigure
+from labkit.figures.runs.interactive import LiveFigure
 from labkit.records.run import Run, key_metrics, shown, verdict
 
 WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept as interrupted"

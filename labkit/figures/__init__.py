@@ -1,7 +1,7 @@
-"""Figures: what runs reached and how fast, and what their communication does and costs.
+"""Figures of runs, of their communication, and of schedules, with their summaries in sentences.
 
-Each name of `__init__.pyi` is imported when it is first used: a cluster's live curves do not wait
-for what draws the others.
+Each name of `__init__.pyi` is imported at its first use, so that the live curves of a cluster do
+not wait for the modules of other figures.
 """
 
 import lazy_loader

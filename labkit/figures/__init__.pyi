@@ -1,33 +1,15 @@
-"""What `labkit.figures` offers; each name is imported when it is first used."""
+"""Names of `labkit.figures`, each imported at its first use."""
 
-from .cuts.grid_traffic import grid_traffic
-from .cuts.layer_traffic import layer_traffic
-from .cuts.pipeline_speedup import pipeline_speedup
-from .cuts.stage_reading import cut_reading, pipeline_reading
-from .cuts.stage_tables import measured_pipeline, pipeline_table, predicted_pipeline, rank_table
-from .dataflow.control_order import control_order, control_reading, control_timeline
-from .dataflow.input_gantt import input_timeline
-from .dataflow.input_overhead import input_overhead, input_reading
-from .dataflow.ready_figure import queue_reading, queue_table, ready_animation
-from .dataflow.step_nodes import drawn_step, partitioned_step
-from .dataflow.thread_sweep import thread_reading, thread_sweep
-from .dataflow.transfers import transfers_reading, transfers_table
-from .exchange.bandwidth import bandwidth
-from .exchange.compression_reading import compression_reading
-from .exchange.gantt import timeline
-from .exchange.hidden import exchange_reading, hidden
-from .exchange.hosts import (
+from .exchange.compression import bandwidth, compression_reading
+from .exchange.compression_stats import microscope, microscope_reading
+from .exchange.frameworks import framework_reading, framework_table, traffic_matrix
+from .exchange.links import (
     hosts_gains,
     hosts_reading,
     hosts_speedup,
     hosts_traffic,
     hosts_training,
     hosts_ways,
-)
-from .exchange.layer_errors import microscope, microscope_reading
-from .exchange.step_parts import step_parts
-from .exchange.traffic_matrix import framework_reading, framework_table, traffic_matrix
-from .exchange.transports import (
     transport_gains,
     transport_reading,
     transport_steps,
@@ -35,7 +17,15 @@ from .exchange.transports import (
     transport_times,
     transport_training,
 )
-from .forecasts.answers import (
+from .exchange.step_time import exchange_reading, overlap, step_parts, timeline
+from .forecasts.scaling import (
+    diagonal_reading,
+    forecast_diagonal,
+    forecast_scaling,
+    scaling_reading,
+    scaling_table,
+)
+from .forecasts.winners import (
     break_even_reading,
     codec_table,
     sources_table,
@@ -43,55 +33,105 @@ from .forecasts.answers import (
     steps_to,
     study_reading,
     verified_table,
+    winners_map,
+    winners_reading,
 )
-from .forecasts.diagonal import diagonal_reading, forecast_diagonal
-from .forecasts.scaling import forecast_scaling, scaling_reading, scaling_table
-from .forecasts.winners import winners_map, winners_reading
-from .graphs.break_even import break_even, break_even_table
-from .graphs.collapse import collapsed
-from .graphs.layered import layered
-from .graphs.placement_reading import placement_reading, placer_reading
-from .graphs.placements import makespans, placement_gantt, placement_table
-from .graphs.step import step_picture
-from .kit.readable import readable
-from .methods.taxonomy import taxonomy_map
-from .runs.blocks import blocks_reading, dependencies, optimality_gap
-from .runs.codistilled import codistillation_reading, codistillation_table
-from .runs.comparison import compare, curves, show, speedup, table, throughput
-from .runs.comparison_reading import comparison_reading
-from .runs.consensus import consensus, consensus_reading, gossip_table, slow_worker_reading
-from .runs.deployment import deployment, deployment_reading
-from .runs.heat import has_grid, heat_map
-from .runs.interleaving import interleaving, staleness, staleness_reading
+from .graphs.input_pipeline import (
+    input_overhead,
+    input_reading,
+    input_timeline,
+    thread_reading,
+    thread_sweep,
+)
+from .graphs.layered import collapsed, layered
+from .graphs.placement import (
+    break_even,
+    break_even_table,
+    makespans,
+    placement_gantt,
+    placement_reading,
+    placement_table,
+    placer_reading,
+)
+from .graphs.ready_queue import queue_reading, queue_table, ready_animation
+from .graphs.step import (
+    control_order,
+    control_reading,
+    control_timeline,
+    drawn_step,
+    partitioned_step,
+    step_picture,
+    transfers_reading,
+    transfers_table,
+)
+from .runs.baseline import (
+    loss_scale_reading,
+    loss_scales,
+    memory_reading,
+    precision_table,
+    seed_by_seed,
+    seed_reading,
+)
+from .runs.block_coordinate import blocks_reading, dependencies, optimality_gap
+from .runs.comparison import compare, curves, format_table, show, speedup, table, throughput
+from .runs.data_partition import shard_labels
+from .runs.fault_comparison import fault_costs, fault_league, fault_reading, fault_table
+from .runs.inference import deployment, deployment_reading, serving, serving_reading
+from .runs.interactive import linked_selection
 from .runs.large_batch import large_batch, large_batch_reading, large_batch_table
-from .runs.league import fault_costs, fault_league, fault_reading, fault_table
-from .runs.linked import linked
-from .runs.parallel import parallel_coordinates
-from .runs.pareto import pareto
-from .runs.precision import loss_scale_reading, loss_scales, memory_reading, precision_table
-from .runs.reading import reading
-from .runs.search import search_history
-from .runs.seed_by_seed import seed_by_seed, seed_reading
-from .runs.seldom import period_cost, period_reading
+from .runs.parameters import has_grid, heat_map, parallel_coordinates, search_history
+from .runs.replicas import (
+    codistillation_reading,
+    codistillation_table,
+    consensus,
+    consensus_reading,
+    gossip_table,
+    period_cost,
+    period_reading,
+    slow_worker_reading,
+)
+from .runs.scatter import pareto, scatter
 from .runs.servers import server_prediction, server_reading, server_scaling
-from .runs.serving import serving, serving_reading
-from .runs.shards import shard_labels
-from .runs.stale import race, race_reading, staleness_cost, staleness_cost_reading
-from .runs.stale_clocks import staleness_by_clock, staleness_by_clock_reading
-from .runs.stale_published import (
+from .runs.stale_accuracy import (
     batch_reading,
     downpour_reading,
     rate_reading,
     softsync_published,
+    staleness_cost,
+    staleness_cost_reading,
+    time_to_target,
+    time_to_target_reading,
 )
-from .runs.two_numbers import scatter
-from .schedules.cost_curves import cost_curves, cost_reading
-from .schedules.link_use import link_reading, link_utilisation
-from .schedules.message_counts import counts_reading, counts_table
+from .runs.staleness import (
+    interleaving,
+    staleness,
+    staleness_by_clock,
+    staleness_by_clock_reading,
+    staleness_reading,
+)
+from .runs.summary import comparison_reading, reading
+from .schedules.collectives import (
+    cost_curves,
+    cost_reading,
+    counts_reading,
+    counts_table,
+    link_reading,
+    link_utilisation,
+)
+from .schedules.layer_traffic import grid_traffic, layer_traffic
 from .schedules.message_trace import message_trace
-from .schedules.pipeline_gantt import pipeline_gantt
-from .schedules.pipeline_steps import pipeline_steps
+from .schedules.pipeline import pipeline_gantt, pipeline_steps
 from .schedules.predictions import measurements, predicted_and_measured, prediction_reading
+from .schedules.stages import (
+    cut_reading,
+    measured_pipeline,
+    pipeline_reading,
+    pipeline_speedup,
+    pipeline_table,
+    predicted_pipeline,
+    rank_table,
+)
+from .taxonomy import taxonomy_map
 
 __all__ = [
     "bandwidth",
@@ -131,13 +171,13 @@ __all__ = [
     "fault_table",
     "forecast_diagonal",
     "forecast_scaling",
+    "format_table",
     "framework_reading",
     "framework_table",
     "gossip_table",
     "grid_traffic",
     "has_grid",
     "heat_map",
-    "hidden",
     "hosts_gains",
     "hosts_reading",
     "hosts_speedup",
@@ -155,7 +195,7 @@ __all__ = [
     "layered",
     "link_reading",
     "link_utilisation",
-    "linked",
+    "linked_selection",
     "loss_scale_reading",
     "loss_scales",
     "makespans",
@@ -166,6 +206,7 @@ __all__ = [
     "microscope",
     "microscope_reading",
     "optimality_gap",
+    "overlap",
     "parallel_coordinates",
     "pareto",
     "partitioned_step",
@@ -186,11 +227,8 @@ __all__ = [
     "prediction_reading",
     "queue_reading",
     "queue_table",
-    "race",
-    "race_reading",
     "rank_table",
     "rate_reading",
-    "readable",
     "reading",
     "ready_animation",
     "scaling_reading",
@@ -226,6 +264,8 @@ __all__ = [
     "thread_reading",
     "thread_sweep",
     "throughput",
+    "time_to_target",
+    "time_to_target_reading",
     "timeline",
     "traffic_matrix",
     "transfers_reading",

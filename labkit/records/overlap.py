@@ -87,7 +87,7 @@ class Overlap:
 def hidden_parts(run: Run) -> dict[str, float]:
     """What overlap hid of a run's communication, medians over its steady steps.
 
-    As `labkit.figures.hidden` has them in a row, which is `NO_SPEED` where a gate failed.
+    As `labkit.figures.overlap` has them in a row, which is `NO_SPEED` where a gate failed.
 
     Raises: LabkitError, where the run has no timeline.
     """

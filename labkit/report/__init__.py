@@ -17,9 +17,8 @@ from labkit.common.units import plural
 from labkit.figures import comparison_reading, has_grid, microscope, search_history
 from labkit.figures.kit.entries import Entry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.figures.runs.heat import heat_sheet
-from labkit.figures.runs.parallel import parallel_sheet
-from labkit.figures.runs.pareto import pareto_sheet
+from labkit.figures.runs.parameters import heat_sheet, parallel_sheet
+from labkit.figures.runs.scatter import pareto_sheet
 from labkit.records import store
 from labkit.records.analysis.search_results import folders, searched
 from labkit.records.run import Run, flatten, load_runs

@@ -56,7 +56,7 @@ def figure_html(content: Mapping[str, JSON]) -> str:
 
 def sheet_html(sheet: Sheet) -> str:
     """The panels of a sheet, each with its title and note as text of the page; words below them."""
-    from labkit.figures.kit.canvas import CONFIG, alone
+    from labkit.figures.kit.canvas import CONFIG, panel_content
 
     many = len(sheet.shown) > MANY
     parts, empty = [], []
@@ -66,7 +66,7 @@ def sheet_html(sheet: Sheet) -> str:
             empty.append(f"{first}: {panel.note}")
             continue
         note = panel.note if panel.always_note else ""
-        drawn = {"config": CONFIG} | alone(panel, sheet.plot, sheet.below, many)
+        drawn = {"config": CONFIG} | panel_content(panel, sheet.plot, sheet.below, many)
         texts = (("h4", first), ('p class="small"', rest))
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""

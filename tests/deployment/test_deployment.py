@@ -13,7 +13,7 @@ from labkit import datasets, models
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.deployment import LowRank, Prune, Quantize, compare, read_sparse
 from labkit.deployment.metrics import chance, inference_ms
-from labkit.figures.runs.deployment import deployment, deployment_reading
+from labkit.figures.runs.inference import deployment, deployment_reading
 from labkit.records.run import Run
 
 DATA = datasets.load("digits", rows=512, test_rows=200)

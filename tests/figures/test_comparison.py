@@ -1,7 +1,8 @@
-"""Parallel coordinates, heat maps, scatter, seed bands and the reading say what the runs say."""
+"""Comparison figures and tables of runs, with the display of tables."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import (
     compare,
     comparison_reading,
+    format_table,
     has_grid,
     heat_map,
     parallel_coordinates,
@@ -23,7 +25,7 @@ from labkit.figures import (
     table,
 )
 from labkit.figures.kit.axes import number_text, scale
-from labkit.figures.kit.canvas import gathered
+from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
 from labkit.records.analysis.losses import smoothed
@@ -244,7 +246,7 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
     line = {"x": [1, 2], "y": [3, 4], "meta": {"run": "a"}, "name": "a"}
     short = {"x": [1], "y": [3], "mode": "lines", "meta": {"run": "b"}, "name": "b"}
     front = {"x": [1], "y": [3], "name": "front"}
-    assert gathered([line, short, front]) == [line, short, front]
+    assert join_points([line, short, front]) == [line, short, front]
 
 
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
@@ -387,3 +389,37 @@ def test_a_parameter_has_a_column_of_its_own_whatever_its_name(tmp_path: Path) -
 def test_accuracies_of_one_value_are_drawn_between_none_and_all(tmp_path: Path) -> None:
     low, high = pareto([write_run(tmp_path, workers=w) for w in (1, 2)]).layout.yaxis.range
     assert -0.06 <= low < high <= 1.06
+
+
+ROWS = {
+    "way": ["ring", "tree"],
+    "step_ms": [0.123456789, 12345.678],
+    "payload_bytes_per_step": [15780904.0, float("nan")],
+    "messages": [24000, 3],
+    "right": [True, False],
+    "ratio": [1.0, None],
+}
+
+
+def cells(table: pd.DataFrame) -> list[str]:
+    return re.findall("<td>(.*?)</td>", table._repr_html_() or "")
+
+
+def test_numbers_have_four_digits_and_bytes_units() -> None:
+    shown = cells(format_table(pd.DataFrame(ROWS)))
+    assert shown[:6] == ["ring", "0.1235", "15 MiB", "24,000", "True", "1"]
+    assert shown[6:] == ["tree", "12,346", "", "3", "False", ""]
+
+
+def test_values_stay_and_what_is_made_of_it_is_shown_alike() -> None:
+    given = pd.DataFrame(ROWS)
+    table = format_table(given)
+    pd.testing.assert_frame_equal(pd.DataFrame(table), given)
+    assert table["step_ms"].iloc[0] == pytest.approx(0.123456789, abs=0)
+    assert type(table.query("messages > 5")[["way", "step_ms"]]) is type(table)
+    assert cells(table.head(1))[1] == "0.1235"
+
+
+def test_two_columns_of_one_name_are_both_shown() -> None:
+    table = format_table(pd.DataFrame([[1.23456, 2.34567]], columns=["ms", "ms"]))
+    assert cells(table) == ["1.235", "2.346"]

@@ -1,4 +1,4 @@
-"""Figures of compression: what is drawn follows from the runs, and forecasts are called so."""
+"""Figures of compression, by method, by layer and by bandwidth."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text
 from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
-from labkit.figures.exchange.bandwidth import by_method, methods
-from labkit.figures.exchange.layer_errors import observations
+from labkit.figures.exchange.compression import group_by_method, methods
+from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store
@@ -28,6 +28,7 @@ from labkit.records.bandwidths import Method, prediction_errors, winners
 from labkit.records.compressors import baseline_of, method
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
+from labkit.records.store import write_table
 from labkit.records.verdict import seeds_of
 from labkit.report import report
 from labkit.simulate import closed_form
@@ -63,7 +64,7 @@ def test_a_method_is_called_as_a_notebook_writes_it(tmp_path: Path) -> None:
 def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, network=name) for name in ("1GbE", "100Mb")]
     runs.append(write_method(tmp_path, network="1GbE", compressor=TOP_K))
-    groups = by_method(entries(runs))
+    groups = group_by_method(entries(runs))
     assert {name: len(group) for name, group in groups.items()} == {
         "no compression": 2,
         "TopK 1 %": 1,
@@ -72,7 +73,7 @@ def test_runs_on_several_networks_are_one_method(tmp_path: Path) -> None:
 
 def test_methods_of_one_compressor_are_told_apart(tmp_path: Path) -> None:
     runs = [write_method(tmp_path, algorithm=name) for name in ("ring", "tree")]
-    assert list(by_method(entries(runs))) == ["ring", "tree"]
+    assert list(group_by_method(entries(runs))) == ["ring", "tree"]
 
 
 def test_the_baseline_is_equal_but_for_compression_and_of_the_same_network(tmp_path: Path) -> None:
@@ -388,3 +389,17 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path) -> None:
 def test_a_run_without_a_microscope_is_told_how_to_have_one(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"microscope=10\) has rows"):
         microscope(write_method(tmp_path, compressor=TOP_K))
+
+
+def test_sixty_of_thousands_of_layers_are_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    figures = ("relative_error", "cosine", "residual_norm", "bits_per_parameter", "fraction_sent")
+    rows = [
+        {"step": 1, "rank": 0, "bucket": 0, "layer": f"layer {number}"}
+        | dict.fromkeys(figures, 0.5)
+        for number in range(3_000)
+    ]
+    write_table(run.path / "microscope.parquet", rows)
+    figure = microscope(run)
+    assert len({trace.name for trace in figure.data}) <= 60
+    assert "60 of 3,000 layers are drawn" in str(figure.to_dict())

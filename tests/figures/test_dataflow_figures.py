@@ -25,7 +25,7 @@ from labkit.figures import (
     transfers_reading,
     transfers_table,
 )
-from labkit.figures.dataflow.step_nodes import UPDATE
+from labkit.figures.graphs.step import UPDATE
 from labkit.records.input_wait import SYNTHETIC, Fed, InputTrace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 from labkit.records.thread_counts import ThreadSweep, Timed

@@ -1,17 +1,22 @@
-"""Bytes of each layer, forward and backward, as a figure and in words."""
+"""Traffic between ranks that hold parts of a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sample_runs import write_run
 
-from labkit.common.errors import LabkitError
-from labkit.figures import layer_traffic
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.experiment import Experiment
+from labkit.figures import grid_traffic, layer_traffic
 from labkit.records import store
 from labkit.records.run import Run
+from labkit.records.store import write_table
+from labkit.schedules.grid import Layer, crossing, window
+from labkit.strategies import LocallyConnected
 
 
 def row(layer: str, slices: str, forward: int, backward: int, **changes: Any) -> dict[str, Any]:
@@ -64,3 +69,92 @@ def test_the_words_say_what_the_bars_show(tmp_path: Path) -> None:
 def test_a_run_without_slices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=r"no layers in slices .*strategy=lk.TensorParallel\(\)"):
         layer_traffic(write_run(tmp_path))
+
+
+LAYERS = [
+    Layer("input", "input", (6, 6, 1), trains=False),
+    window("pixels", (6, 6, 1), 2, (1, 1), (1, 1)),
+    window("kernels", (6, 6, 2), 1, (3, 3), (1, 1)),
+    Layer("scores", "units", (1, 1, 5)),
+    Layer("loss", "loss", (1, 1, 5), trains=False),
+]
+
+
+def maps(figure: Any) -> list[Any]:
+    return [trace for trace in figure.data if trace.type == "heatmap"]
+
+
+def test_a_row_a_layer_with_its_tiles_and_what_machines_say_to_each_other() -> None:
+    figure = grid_traffic(LAYERS, (2, 2))
+    pixels, between, places, everything, scores, loss = maps(figure)
+    # Rows and columns 2 and 3 lie under kernels of the neighbours, the middle under those of all.
+    assert np.asarray(pixels.z)[0].tolist() == [0, 0, 1, 1, 0, 0]
+    assert np.asarray(pixels.z)[2].tolist() == [1, 1, 3, 3, 1, 1]
+    assert np.asarray(between.z).tolist()[0] == [0, 2 * 3, 2 * 3, 2]
+    assert (np.asarray(places.z) == 3).all()
+    assert np.asarray(everything.z).sum() == 3 * 16
+    assert np.asarray(scores.z).tolist() == [[0, 1, 1, 1, 1]]
+    assert [row[0] for row in np.asarray(loss.z).tolist()] == [0, 1, 1, 2]
+    data = crossing(LAYERS, (2, 2))
+    assert sum(int(np.asarray(each.z).sum()) for each in (between, everything, loss)) == (
+        data.values.sum()
+    )
+    nodes = [trace for trace in figure.data if trace.type == "scatter" and trace.text]
+    assert list(nodes[0].x) == [1, 4, 1, 4]
+    assert list(nodes[0].y) == [1, 1, 4, 4]
+
+
+def test_the_words_say_every_message_and_where_the_numbers_come_from() -> None:
+    figure = grid_traffic(LAYERS, (2, 2))
+    assert figure.layout.title.text == (
+        "Values that cross between 2 × 2 machines · predicted, bytes a sample"
+    )
+    assert "pixels to kernels: 56 values cross, 56 gradients back, predicted 224 B" in figure.alt
+    assert "0 sends 6 to 1, 0 sends 6 to 2, 0 sends 2 to 3" in figure.alt
+    wide = grid_traffic(Experiment(model="mlp", workers=5).planes or [], (1, 5)).alt
+    assert "20 messages of 25 to 26 values" in wide
+
+
+def test_one_machine_sends_nothing() -> None:
+    assert "pixels to kernels: 0 values cross" in grid_traffic(LAYERS, (1, 1)).alt
+    assert "no messages" in grid_traffic(LAYERS, (1, 1)).alt
+
+
+def test_what_a_run_has_metered_stands_beside(tmp_path: Path) -> None:
+    run: Any = write_run(tmp_path / "run", precision="float64")
+    samples = float(run.history["samples"].mean())
+    rows = [
+        {
+            "rank": rank,
+            "layer": name,
+            "slices": "grid",
+            "why": "",
+            "backward_bytes": 0.0,
+            "forward_bytes": 8 * 10 * samples,
+            "weights_bytes": 0,
+            "whole_weights_bytes": 0,
+        }
+        for rank in range(8)  # two replicas
+        for name in ("pixels", "kernels", "scores", "loss")
+    ]
+    with pytest.raises(InvalidInput, match="has not metered these 4 layers"):
+        grid_traffic(LAYERS, (2, 2), run)
+    run = type(run)(run.path)
+    write_table(run.path / "layers.parquet", rows)
+    figure = grid_traffic(LAYERS, (2, 2), run)
+    assert "predicted 448 B forward, 448 B back; measured 320 B forward, 0 B back" in figure.alt
+    assert "and measured · wall clock · network" in figure.layout.title.text
+
+
+def test_a_grid_larger_than_the_smallest_layer_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="larger than layer 'scores' of 5 units"):
+        grid_traffic(LAYERS, (2, 3))
+
+
+def test_the_planes_of_a_named_model_are_drawn_without_building_it() -> None:
+    strategy = LocallyConnected(grid=(1, 2))
+    question = Experiment(model="locally_connected", workers=2, strategy=strategy)
+    assert (
+        "locally_connected2d to locally_connected2d_1"
+        in grid_traffic(question.planes or [], strategy.of(2)).alt
+    )

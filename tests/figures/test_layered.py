@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.graphs.collapse import collapsed
-from labkit.figures.graphs.layered import MOST, Edge, Node, layered, layers
+from labkit.figures.graphs.layered import MOST, Edge, Node, collapsed, layered, layers
 
 DIAMOND = [Node("a", "MatMul", "CPU:0"), Node("b", "Relu", "CPU:1"), Node("c", "Sum", "CPU:0")]
 DIAMOND += [Node("d", "AddN", "CPU:0")]

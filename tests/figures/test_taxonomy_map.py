@@ -7,7 +7,7 @@ import pytest
 
 from labkit.figures import taxonomy_map
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.methods.standings import COLUMNS, ROWS, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, ROWS, Standing, empty, grid
 from labkit.strategies import Cell
 
 ONE = Standing(

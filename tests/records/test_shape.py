@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from sample_runs import experiment, metrics, write_run
 
 from labkit.cli.app import app
-from labkit.figures.kit.entries import named
+from labkit.figures.kit.entries import distinct_labels
 from labkit.jobs.listing import run_row
 from labkit.records.analysis.columns import differences
 from labkit.records.export.fields import epoch_points, moment, parameters, results, tags
@@ -206,7 +206,7 @@ def test_what_the_shape_lets_through_is_read_by_all(place: tuple[str, str], valu
     results(run), parameters(run), tags(run)
     list(epoch_points(run.metrics.get("epochs") or [], moment(run, "started")))
     run_row(run, "run")
-    named([run, run], differences([run, run]))
+    distinct_labels([run, run], differences([run, run]))
 
 
 NAMES = ("experiment", "status", "metrics")

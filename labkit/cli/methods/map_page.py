@@ -10,7 +10,7 @@ from labkit.cli.methods.places import Placed, axes, placed
 from labkit.cli.methods.trying import sources
 from labkit.common.canonical_json import JSON
 from labkit.common.units import plural
-from labkit.figures.methods.standings import COLUMNS, Row, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, Row, Standing, empty, grid
 
 TITLE = "Where labkit's methods stand"
 MENUS = ("compression", "scheduling")  # axes that a reader chooses a place of
@@ -85,7 +85,7 @@ def _distinct(here: Sequence[Standing], axis: str) -> str:
 
 def _data(laid: Mapping[tuple[Row, str], _Here]) -> JSON:
     """What the page's script chooses from."""
-    from labkit.figures.methods.taxonomy import in_a_line, title
+    from labkit.figures.taxonomy import in_a_line, title
 
     places: list[JSON] = [
         {"title": title(row, column), "row": " × ".join(row), "column": column}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.cli.methods.method import Family, Method, families
 from labkit.cli.methods.trying import trying
-from labkit.figures.methods.standings import Standing
+from labkit.figures.taxonomy import Standing
 from labkit.strategies import AXES, Strategy
 
 

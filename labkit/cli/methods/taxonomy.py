@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from labkit.cli.methods.places import Placed, axes
-from labkit.figures.methods.standings import COLUMNS, ROWS, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, ROWS, Standing, empty, grid
 from labkit.strategies import AXES
 
 EMPTY = "—"

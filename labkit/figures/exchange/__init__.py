@@ -1,1 +1,1 @@
-"""Where the time and the bytes of a step go: computing, compressing, waiting, the wire."""
+"""Time and bytes of a step: computing, compressing, waiting, and the wire."""

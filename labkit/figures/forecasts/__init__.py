@@ -1,1 +1,1 @@
-"""What forecasts say, beside what was measured."""
+"""Forecasts beside measured runs."""

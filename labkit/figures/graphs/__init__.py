@@ -1,1 +1,1 @@
-"""Graphs of operations: what feeds what, on which device, and what is copied between devices."""
+"""Graphs of operations, their devices and copies, and the order in which they ran."""

@@ -1,21 +1,20 @@
-"""A graph of operations from above to below: who needs whom, on which device, over which edge."""
+"""Layered drawings of graphs of operations, with one colour per device."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, plural
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Line, lines, safe_text
 from labkit.figures.kit.marks import QUIET
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
-
-if TYPE_CHECKING:
-    from labkit.figures.kit.canvas import Figure
 
 MOST = 60  # nodes that a figure can show; `collapsed` makes fewer of more
 SWEEPS = 12  # over the layers, each time ordered by the neighbours in the layer before
@@ -23,7 +22,7 @@ LAYER = 42  # pixels from layer to layer
 BEND = 0.35  # of a node's width, for an edge that passes a layer
 LOOSE = 2.0  # times its width that a layer is stretched at most, so that words have room
 COPY = "#D55E00"
-# Copies whose bytes are written beside the edge; of more they are in the pointer's words.
+# Copies whose bytes stand at the edge; those of more copies are in the hover texts.
 NAMED = 14
 
 
@@ -33,16 +32,16 @@ class Node:
 
     Attributes:
         name: its own; no two have the same.
-        kind: what is written beside it, such as its type.
+        kind: the text beside it, such as its type.
         device: where it ran or would run, such as `CPU:1`.
-        said: what else the pointer is told.
+        details: further hover text.
         weight: seconds, or whatever says how much it matters; for `collapsed`.
     """
 
     name: str
     kind: str
     device: str
-    said: str = ""
+    details: str = ""
     weight: float = 0.0
 
 
@@ -71,14 +70,14 @@ def layered(
 ) -> Figure:
     """Draw nodes in layers, each below all that it needs; a colour and a symbol a device.
 
-    A thick edge leaves its device, so that what it carries has to be copied; its bytes stand beside
+    A thick edge leaves its device, so that its tensor is copied; the bytes stand beside
     it. Dotted edges carry nothing: their end only waits.
 
     Args:
         nodes: at most `MOST`; more are first made fewer by `collapsed`.
         edges: between them, without a circle.
         title: with the clock, where times are shown.
-        remark: what else stands under the title.
+        remark: a line under the title.
 
     Raises:
         InvalidInput: there is no node or too many, two have one name, an edge begins or ends at
@@ -119,7 +118,7 @@ class Layout(NamedTuple):
 
 
 def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
-    """The places at which `layered` draws this graph; raises InvalidInput as it does."""
+    """Return the places of nodes and edges in the drawing by `layered`, with its errors."""
     _check(nodes, edges)
     depths = layers([node.name for node in nodes], edges)
     ways = _ways(edges, depths)
@@ -129,7 +128,7 @@ def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
 
 
 def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """How many nodes stand at most above each: the longest way from a node that needs none.
+    """Return the depth of each node: the length of the longest path from a node without inputs.
 
     Raises:
         InvalidInput: the edges form a circle.
@@ -157,7 +156,7 @@ def _check(nodes: Sequence[Node], edges: Sequence[Edge]) -> None:
     if len(nodes) > MOST:
         raise InvalidInput(
             f"{len(nodes)} nodes cannot be told apart in one figure; allowed: {MOST}; make them "
-            "fewer with labkit.figures.graphs.collapsed"
+            "fewer with labkit.figures.collapsed"
         )
     for edge in edges:
         if lost := {edge.source, edge.target} - names:
@@ -220,9 +219,9 @@ def _widths(row: Sequence[str]) -> list[float]:
 
 
 def _spread(row: Sequence[str], widest: float) -> list[float]:
-    """Places of a row around 0: a node takes a width of one or more, a bend less."""
-    own = sum(_widths(row))
-    widths = [width * min(LOOSE, widest / own) for width in _widths(row)]
+    """Return places of a row around 0; a node takes a width of one, a bend less."""
+    group = sum(_widths(row))
+    widths = [width * min(LOOSE, widest / group) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
     return [end - (width + sum(widths)) / 2 for end, width in zip(ends, widths, strict=True)]
 
@@ -258,17 +257,17 @@ def _said(edge: Edge, size: str) -> str:
 
 
 def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look: Line) -> Trace:
-    own = [node for node in nodes if node.device == device]
-    said = [" · ".join(filter(None, (node.name, node.said))) for node in own]
+    group = [node for node in nodes if node.device == device]
+    hover = [" · ".join(filter(None, (node.name, node.details))) for node in group]
     return {
-        "x": [places[node.name].across for node in own],
-        "y": [places[node.name].layer for node in own],
+        "x": [places[node.name].across for node in group],
+        "y": [places[node.name].layer for node in group],
         "mode": "markers+text",
         "marker": {"color": look.color, "symbol": look.symbol, "size": 12},
-        "text": [safe_text(node.kind) for node in own],
+        "text": [safe_text(node.kind) for node in group],
         "textposition": "middle right",
         "textfont": {"size": 10, "color": INK},
-        "hovertext": [safe_text(each) for each in said],
+        "hovertext": [safe_text(each) for each in hover],
         "hovertemplate": f"%{{hovertext}}<extra>{safe_text(device)}</extra>",
         "showlegend": False,
     } | look.style
@@ -278,6 +277,65 @@ def _words(nodes: Sequence[Node], copies: Sequence[Edge]) -> list[str]:
     on: dict[str, int] = {}
     for node in nodes:
         on[node.device] = on.get(node.device, 0) + 1
-    told = [f"{plural(count, 'node')} on {device}" for device, count in sorted(on.items())]
+    texts = [f"{plural(count, 'node')} on {device}" for device, count in sorted(on.items())]
     total = bytes_text(sum(edge.bytes for edge in copies))
-    return [*told, f"{plural(len(copies), 'edge')} between devices, {total} in all"]
+    return [*texts, f"{plural(len(copies), 'edge')} between devices, {total} in all"]
+
+
+def collapsed(
+    nodes: Sequence[Node], edges: Sequence[Edge], most: int = MOST
+) -> tuple[list[Node], list[Edge]]:
+    """Join neighbours on one device, the lightest first, until there are few enough.
+
+    Two are joined only where the first has no other successor or the second no other predecessor:
+    then no circle can arise. The heavier one gives its name and kind; weights and bytes add up.
+    Where nothing more can be joined so, more nodes than `most` are left.
+
+    Args:
+        nodes, edges: as `layered` takes them.
+        most: nodes that are wanted.
+    """
+    kept = {node.name: node for node in nodes}
+    inside = Counter({node.name: 1 for node in nodes})
+    links: dict[tuple[str, str], Edge] = {}
+    for edge in edges:
+        _add(links, edge)
+    while len(kept) > most and (pair := _lightest(kept, links)) is not None:
+        source, target = (kept[name] for name in pair)
+        stays, goes = (source, target) if source.weight > target.weight else (target, source)
+        del links[pair], kept[goes.name]
+        inside[stays.name] += inside.pop(goes.name)
+        kept[stays.name] = replace(stays, weight=source.weight + target.weight)
+        for ends in [ends for ends in links if goes.name in ends]:
+            edge = links.pop(ends)
+            named = [stays.name if name == goes.name else name for name in ends]
+            _add(links, replace(edge, source=named[0], target=named[1]))
+    counted_nodes = [_counted(node, inside[node.name]) for node in kept.values()]
+    return counted_nodes, list(links.values())
+
+
+def _counted(node: Node, count: int) -> Node:
+    if count == 1:
+        return node
+    return replace(
+        node, kind=f"{node.kind} +{count - 1}", details=f"{node.details} {count} operations"
+    )
+
+
+def _add(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
+    """Merge all edges between two nodes into one with the sum of their bytes."""
+    ends = (edge.source, edge.target)
+    if (old := links.get(ends)) is not None:
+        edge = replace(edge, bytes=edge.bytes + old.bytes, control=edge.control and old.control)
+    links[ends] = edge
+
+
+def _lightest(kept: dict[str, Node], links: dict[tuple[str, str], Edge]) -> tuple[str, str] | None:
+    after = Counter(source for source, _ in links)
+    before = Counter(target for _, target in links)
+    pairs = [
+        (min(kept[a].weight, kept[b].weight), (a, b))
+        for a, b in links
+        if kept[a].device == kept[b].device and (after[a] == 1 or before[b] == 1)
+    ]
+    return min(pairs, default=(0.0, None))[1]

@@ -1,1 +1,1 @@
-"""What every figure is made of: a canvas, panels, axes, and how runs are called and coloured."""
+"""Parts of every figure: entries, axes, marks, panels, canvas, and findings."""

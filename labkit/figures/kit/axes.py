@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from labkit.common.canonical_json import is_number
 from labkit.common.privacy import scrub
-from labkit.figures.kit.naming import spoken
+from labkit.figures.kit.entries import compressor_text
 from labkit.figures.kit.panels import Trace
 from labkit.records.analysis.columns import Value, ordered
 from labkit.records.compressors import called
@@ -41,11 +41,23 @@ class Scale:
 
 
 def shares(values: Iterable[float]) -> Trace:
-    """An axis of accuracies; of equal ones, with some room around them."""
-    found = [value for value in values if value == value]
-    if not found or max(found) - min(found) > _ALIKE:
+    """Return an axis of accuracies, with room around equal ones."""
+    numbers = [value for value in values if value == value]
+    if not numbers or max(numbers) - min(numbers) > _ALIKE:
         return dict(SHARES)
-    return {"tickformat": ".1%", "range": [min(found) - _AROUND, max(found) + _AROUND]}
+    return {"tickformat": ".1%", "range": [min(numbers) - _AROUND, max(numbers) + _AROUND]}
+
+
+def counts_axis(counts: Iterable[float]) -> Trace:
+    """Return a logarithmic axis with a tick at each count."""
+    ticks = sorted(set(counts))
+    return {"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+
+
+def names_axis(names: Sequence[str]) -> Trace:
+    """Return an axis with a name below each bar."""
+    ticks: Trace = {"tickvals": list(range(len(names))), "ticktext": list(names)}
+    return ticks | {"range": [-0.6, max(len(names), 1) - 0.4], "showgrid": False, "tickangle": 0}
 
 
 def scale(values: Sequence[Value], measured: bool) -> Scale:
@@ -61,29 +73,29 @@ def scale(values: Sequence[Value], measured: bool) -> Scale:
 
 
 def word(name: str, value: Value) -> str:
-    """A parameter's value for a tick."""
+    """Return the tick text of a parameter's value."""
     if value is None:
         return called(None) if name == "compressor" else "none"
     if name == "compressor":
-        return spoken(str(value), with_feedback=True)
+        return compressor_text(str(value), with_feedback=True)
     text = number_text(value) if is_number(value) else scrub(str(value))
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
 def title_of(name: str) -> str:
-    """The name of a column for an axis."""
+    """Return the axis title of a column."""
     return TITLES.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
 def text_of(name: str, value: Value) -> str:
-    """A value for the eye: shares in per cent, other numbers in three figures, words as words."""
+    """Return a value as text: accuracies in per cent, other numbers in three figures."""
     if not is_number(value):
         return word(name, value)
     return f"{value:.1%}" if name.endswith("accuracy") else number_text(value)
 
 
 def number_text(value: float) -> str:
-    """Three figures; from 10,000 on with k, M, G."""
+    """Return three figures; from 10,000 on with k, M, G."""
     size = abs(value)
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= max(0.9995 * factor, 9_999.5):
@@ -93,7 +105,7 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # Ends that nobody tells apart are one value: 5.79 M and 5.80 M bytes are the same amount.
+    # Ends that look equal are one value: 5.79 M and 5.80 M bytes are the same amount.
     if high - low < _ONE * abs(high):
         middle = tuple(None if value is None else 0.5 for value in values)
         return Scale(places=middle, ticks=((0.5, known[0] if known else None),))

@@ -15,7 +15,7 @@ from labkit.common.canonical_json import JSON
 from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
-# What Plotly offers beside the figure: nothing that leaves this machine.
+# Controls of Plotly beside the figure, without any that sends data away.
 CONFIG: dict[str, str | bool] = {
     "displaylogo": False,
     "showSendToCloud": False,
@@ -27,7 +27,7 @@ CLEAR = "rgba(0,0,0,0)"
 
 
 class Figure(go.Figure):
-    """A Figure whose notebook output is Plotly's own type beside its alternative text.
+    """A figure whose notebook output is Plotly's own type and its alternative text.
 
     Plotly's default renderer emits its own type only, which a conversion to HTML drops; its HTML
     renderers name a host for MathJax. So this one emits both: JupyterLab and labkit's report draw
@@ -38,7 +38,7 @@ class Figure(go.Figure):
 
     @property
     def alt(self) -> str:
-        """The figure in words."""
+        """The alternative text of the figure."""
         return str((self.layout.meta or {}).get("alt", ""))
 
     @property
@@ -121,8 +121,8 @@ def draw(
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            # So many have no legend, whose clicks need traces of their own.
-            traces = panel.traces if len(shown) <= MANY else gathered(panel.traces)
+            # A figure without a legend needs no separate traces for its clicks.
+            traces = panel.traces if len(shown) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:
         layout["updatemenus"] = [_switch(figure, switched)]
@@ -136,7 +136,7 @@ def draw(
 
 
 def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
-    """Buttons that move the first panels' traces to another x axis; a page has its own."""
+    """Return buttons that move the traces of the first panels to another x axis."""
     places = [place for place, trace in enumerate(figure.data) if "over" in (trace.meta or {})]
     buttons = []
     for name in panels[0]:
@@ -157,15 +157,15 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
     return {"type": "buttons", "direction": "right", "buttons": buttons} | place | look
 
 
-def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
-    """One panel as a figure without words around it, which the page has; many: of many runs.
+def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
+    """Return one panel as a figure without texts around it; many: the figure has many runs.
 
     As it is, without Plotly's `Figure`: to check a hundred curves takes longer than to draw them.
     """
     # Beside others a panel leaves the names of its rows to the first of them.
     named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
-    traces = gathered(panel.traces) if many else panel.traces
+    traces = join_points(panel.traces) if many else panel.traces
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
     del layout["template"]  # it is Python's Plotly that has names for them
     layout |= {"height": plot + below + 12, "showlegend": False}
@@ -173,12 +173,12 @@ def alone(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     layout["meta"] = {"alt": panel.title, "over": panel.over}
     for each in (x_axis, y_axis):
         each.setdefault("automargin", True)
-    told = ({"type": "scatter"} | {k: v for k, v in t.items() if v is not None} for t in traces)
-    return {"data": list(told), "layout": layout}
+    data = ({"type": "scatter"} | {k: v for k, v in t.items() if v is not None} for t in traces)
+    return {"data": list(data), "layout": layout}
 
 
 def _legend_trace(entry: Entry | Line) -> Trace:
-    """Draws nothing but the run's line in the legend; a click there hides the run everywhere."""
+    """Return a trace that draws only the line of a run in the legend."""
     line = {"color": entry.color, "dash": entry.dash, "width": 3}
     marker = {"color": entry.color, "symbol": entry.symbol, "size": 8}
     look = {"mode": "lines+markers", "line": line, "marker": marker, "showlegend": True}
@@ -194,14 +194,14 @@ def _legend_height(shown: Sequence[Entry | Line]) -> int:
 
 
 def _columns(count: int) -> list[list[float]]:
-    """Where `count` panels stand beside each other, with room for their axes between them."""
+    """Return the domains of `count` panels beside each other, with room for their axes."""
     gap = GAP / (WIDTH - LEFT - RIGHT)
     width = (1 - gap * (count - 1)) / count
     return [[place * (width + gap), place * (width + gap) + width] for place in range(count)]
 
 
 def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> list[Trace]:
-    """The panel's title above it, and its note in it or below it."""
+    """Return the title above the panel, and the note in it or below it."""
     first, _, rest = panel.title.partition("\n")
     small = f'<br><span style="font-size:11px">{safe_text(rest)}</span>' if rest else ""
     look = {"xref": "paper", "yref": "paper", "showarrow": False}
@@ -232,14 +232,14 @@ def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> 
 
 
 def _note_lines(panel: Panel, width: float) -> list[str]:
-    """The note, broken to fit a panel of this share of the canvas."""
+    """Return the note in lines that fit a panel of this share of the canvas."""
     # By the width of a narrow page, where the note must fit, too.
     letters = int(width * NARROW / SMALL_LETTER)
     return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
 
 
 def _notes_height(panels: Sequence[Panel]) -> int:
-    """Pixels that the notes below a row of panels need."""
+    """Return the pixels that the notes below a row of panels need."""
     noted = [panel for panel in panels if panel.traces and panel.note and panel.always_note]
     lines = [len(_note_lines(panel, 0.9 / len(panels))) for panel in noted]
     return NOTE_LINE * max(lines, default=0)
@@ -258,7 +258,7 @@ def axis(title: str, **changes: JSON) -> Trace:
 
 
 def base_layout(title: str, remark: str, alt: str) -> Trace:
-    """The look of the canvas, on light and dark pages alike."""
+    """Return the look of the canvas, for light and dark pages."""
     heading = {"text": safe_text(title), "font": {"size": 15}, "x": 0, "xref": "paper", "y": 1}
     place = {"xanchor": "left", "yanchor": "top", "yref": "container", "pad": {"t": 8}}
     under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
@@ -279,8 +279,8 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
     }
 
 
-def gathered(traces: Sequence[Trace]) -> list[Trace]:
-    """Many traces of one point as one of many points: a browser draws it a hundred times faster.
+def join_points(traces: Sequence[Trace]) -> list[Trace]:
+    """Join traces of one point each into one trace, which a browser draws a hundred times faster.
 
     A trace says whose it is in its `meta`, for the picker and for linked selection: `run`, the key
     of the one run that it draws; `runs`, those of the several whose line or band it is; `points`,

@@ -1,22 +1,166 @@
-"""How each run is called, coloured and dashed: the same in every panel, legend and table."""
+"""Entries of a figure: how runs and other lines are labelled, coloured, dashed and marked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
-from labkit.figures.kit.naming import names
+from labkit.common.privacy import scrub
 from labkit.records.analysis.columns import Value, differences
 from labkit.records.analysis.settings import Seeds, gathered
+from labkit.records.compressors import called
 from labkit.records.run import Run, gate_failed
 
-# Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which
+LONGEST = 60  # letters of a name, without its number
+_MOST_PARAMETERS = 60  # parameters of which names are made
+_WORD = 28  # letters of one of its parts
+# From what tells most to what tells least: where two tell the same, the former stays. Chance comes
+# last.
+_ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
+_LAST = ("repeats", "seed")
+# Values that say by themselves what they are.
+_BARE = {*_ORDER} - {"workers"}
+_SHORT = {"learning_rate": "lr", "batch_size": "batch"}
+_CALL = re.compile(r"(?:\w+\()*(\w+)(?:\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\))?\)*")
+
+Row = Mapping[str, Value]
+
+
+def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
+    """Return a distinct name for each row, of the fewest parameters that tell the rows apart.
+
+    Absent values are left out if names stay distinct. Rows without a difference get numbers.
+
+    Args:
+        rows: the parameters in which runs differ, by name.
+        fallback: the name of each row without parameters.
+    """
+    parameters = _needed_parameters(rows)
+    # If the compressor is the method, its absence is a method, too.
+    dense = "compressor" if "strategy" not in parameters else ""
+    words = [
+        [
+            (name == dense or row.get(name) is not None, texts[repr(row.get(name))])
+            for name, texts in parameters.items()
+        ]
+        for row in rows
+    ]
+    parts = [tuple(word for _, word in row) for row in words]
+    for drop_usual in (True, False):
+        brief = _brief(words, drop_usual)
+        if all(brief) and len(set(brief)) == len(set(parts)):
+            parts = brief
+            break
+    joined = [", ".join(row) or other for row, other in zip(parts, fallback, strict=True)]
+    return _add_numbers([_cut(text, LONGEST) for text in joined])
+
+
+def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
+    """Return the words of each row without those of absent values and of most rows."""
+    placed = [list(enumerate(word for _, word in row)) for row in words]
+    counts = Counter(pair for row in placed for pair in row)
+    names = []
+    for row, pairs in zip(words, placed, strict=True):
+        present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
+        rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
+        absent = [pair for pair in pairs if pair not in present]
+        # An absent value names the row if all its other values are usual.
+        rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
+        # A usual word stands before a single rare one, which says little alone.
+        few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
+        names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
+    return names
+
+
+def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """Return the parameters that are needed to tell rows apart, with the words of their values."""
+    known = dict.fromkeys(name for row in rows for name in row)
+    # Longer names are unreadable, and each parameter is compared with all others.
+    ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
+    needed = {name: _words(name, [row.get(name) for row in rows]) for name in ranked}
+    count = _count_distinct(rows, needed)
+    for name in ranked[::-1]:
+        others = {other: words for other, words in needed.items() if other != name}
+        if _count_distinct(rows, others) == count:
+            needed = others
+    return needed
+
+
+def _rank(name: str) -> int:
+    if name in _LAST:
+        return len(_ORDER) + 1 + _LAST.index(name)
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _count_distinct(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]]) -> int:
+    return len({tuple(texts[repr(row.get(n))] for n, texts in words.items()) for row in rows})
+
+
+def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
+    """Return a word for each value, as short as possible without two equal words."""
+    distinct = {repr(value): _plain(name, value) for value in values}
+    forms: list[Callable[[str], str]] = [_cut]
+    if name == "compressor":
+        forms = [compressor_text, partial(compressor_text, with_feedback=True)]
+    for form in forms:
+        short = {key: _cut(form(text)) for key, text in distinct.items()}
+        if len(set(short.values())) == len(short):
+            return short
+    return {key: _cut(text, LONGEST) for key, text in distinct.items()}
+
+
+def _plain(name: str, value: Value) -> str:
+    if name == "compressor":
+        return called(value)
+    if value is None:
+        return f"no {name.replace('_', ' ')}"
+    text = f"{value:.6g}" if isinstance(value, float) else scrub(str(value))
+    bare = name in _BARE and not is_number(value)
+    return text if bare else f"{_SHORT.get(name, name.replace('_', ' '))} {text}"
+
+
+def compressor_text(compressor: str, with_feedback: bool = False) -> str:
+    """Return `TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`; other names stay as they are."""
+    call = _CALL.fullmatch(compressor)
+    if call is None or " " in compressor.partition("(")[0]:
+        return _cut(compressor)
+    parts = [call[1]]
+    for key, _, value in (field.partition("=") for field in (call[2] or "").split(", ") if field):
+        is_share = key == "ratio" and re.fullmatch(r"[\d.e-]+", value)
+        text = f"{100 * float(value):.3g} %" if is_share else f"{key.split('_')[-1]} {value}"
+        parts.append(text)
+    outer = ["EF"] if with_feedback and compressor.startswith("ErrorFeedback(") else []
+    return " ".join([*outer, *parts])
+
+
+def _cut(text: str, letters: int = _WORD) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def _add_numbers(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number for each that occurs twice."""
+    counts, used, distinct = Counter(names), set(names), []
+    for text in names:
+        name, number = text, 0
+        while counts[text] > 1 and (name == text or name in used):
+            number += 1
+            name = f"{text} ({number})"
+        used.add(name)
+        distinct.append(name)
+    return distinct
+
+
+# Okabe and Ito (2008): distinct for any colour vision; without their black and yellow, which
 # vanish on a dark or a light page. The seventh run starts over with another dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -32,7 +176,7 @@ NO_RUNS = (
 )
 
 
-# What every trace of one look carries: its name, its legend group, and whose it is.
+# Keys of every trace of one look: its name, its legend group, and the keys of its runs.
 Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 
@@ -50,7 +194,7 @@ class Entry:
 
     @property
     def members(self) -> tuple[Run, ...]:
-        """The runs that it stands for: one, or those of its seeds."""
+        """The runs of this entry: one, or the runs of its seeds."""
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
@@ -60,7 +204,7 @@ class Entry:
 
     @property
     def style(self) -> Style:
-        """What every trace of the run carries: the legend's group and the report's handle."""
+        """Keys of every trace of the run: name, legend group, and run key for the report."""
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
 
@@ -76,13 +220,13 @@ class Line:
 
     @property
     def style(self) -> Style:
-        """What every trace of the line carries: a click on the legend hides them all."""
+        """Keys of every trace of the line: name, legend group, and the keys of its runs."""
         style = {"legendgroup": self.label, "name": safe_text(self.label)}
         return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
 
 
 def lines(names: Iterable[str]) -> dict[str, Line]:
-    """A line for each name, in order; neighbours differ in colour and in symbol."""
+    """Return a line for each name; neighbours differ in colour and in symbol."""
     return {
         name: Line(
             label=name,
@@ -95,12 +239,12 @@ def lines(names: Iterable[str]) -> dict[str, Line]:
 
 
 def entries(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The runs with their labels and colours; raises LabkitError where there is none."""
-    found = [runs] if isinstance(runs, Run) else list(runs)
-    if not found:
+    """Return the runs with labels and colours; raise LabkitError for no runs."""
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    if not all_runs:
         raise LabkitError(NO_RUNS)
-    # What has no results is drawn nowhere, and takes nobody's colour.
-    places = accumulate((bool(run.metrics) for run in found), initial=0)
+    # Runs without results are not drawn and use no colour.
+    places = accumulate((bool(run.metrics) for run in all_runs), initial=0)
     return [
         Entry(
             run=run,
@@ -112,17 +256,17 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
-        for place, run, label in zip(places, found, labels(found), strict=False)
+        for place, run, label in zip(places, all_runs, labels(all_runs), strict=False)
     ]
 
 
 def settings(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The same of settings: runs that differ in their seeds alone are one, with a band."""
+    """Return entries of settings: runs that differ only in their seeds are one, with a band."""
     return entries(gathered([runs] if isinstance(runs, Run) else list(runs)))
 
 
-def completed(runs: Iterable[Run] | Run) -> list[Entry]:
-    """The same, of runs with results; raises LabkitError where one has none."""
+def completed_entries(runs: Iterable[Run] | Run) -> list[Entry]:
+    """Return entries of runs with results; raise LabkitError for a run without any."""
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
     if missing:
@@ -131,37 +275,37 @@ def completed(runs: Iterable[Run] | Run) -> list[Entry]:
 
 
 def key(run: Run) -> str:
-    """What names the run in all figures, wherever its folder is moved: content and start."""
+    """Return the key of a run in all figures: a digest of its content and start."""
     # With the start: the same experiment may have been run twice.
     text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """One name a run, of the parameters in which the runs differ; the same twice gets a number."""
-    return named(runs, differences(runs))
+    """Return a name for each run, of the parameters in which the runs differ."""
+    return distinct_labels(runs, differences(runs))
 
 
-def named(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
-    """The same, where the differences are known; a star says that ranks had to share cores."""
-    found = names(rows, [run.name for run in runs])
+def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
+    """Return names from known differences; a star marks ranks that share cores."""
+    plain_names = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
-    return [f"{name}{star}" for name, star in zip(found, stars, strict=True)]
+    return [f"{name}{star}" for name, star in zip(plain_names, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:
-    """Text for Plotly, which reads tags and links in what it draws."""
+    """Return text for Plotly with its tags and links escaped."""
     return escape(text, quote=False)
 
 
 def transparent(color: str, alpha: float) -> str:
-    """`#0072B2` at an opacity, as CSS."""
+    """Return `#0072B2` with an opacity, as CSS."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
 
 
 def clock_and_network(shown: Sequence[Entry]) -> str:
-    """`wall clock · network 1GbE`: what every title with a time in it has to say."""
+    """Return `wall clock · network 1GbE`, for titles of figures with times."""
     known = [entry for entry in shown if entry.metrics] or shown
     clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in known})
     networks = sorted({str(entry.metrics.get("network") or "none") for entry in known})

@@ -1,4 +1,4 @@
-"""One thing that runs say, and the one maker of sentences for all readings."""
+"""Findings as data, and the sentences made of them for all summaries."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Markdown(str):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, of whom, as which value, and on how many seeds it rests.
+    """A value, what has it, its range, and the number of seeds behind it.
 
     Attributes:
-        what: the head of the sentence; in it names stand between `**`.
-        who: of whom the value is, where the head does not say it.
-        value: the number; None where words alone say it.
-        band: its least and its greatest, over seeds or steps.
-        seeds: over which the value is a mean; 0 where the band is the spread of something else.
-        text: writes the number and its ends.
-        unit: what stands behind the number.
-        said: what else there is to say, in order.
-        verdict: what may be concluded, at the end.
+        what: the head of the sentence, with names between `**`.
+        who: the subject that has the value, unless the head names it.
+        value: the number; None for a finding in words.
+        band: the least and the greatest value, over seeds or steps.
+        seeds: the number of seeds of the mean; 0 for a band over something else.
+        text: formats the number and its ends.
+        unit: stands after the number.
+        details: further texts, in order.
+        verdict: the conclusion, at the end.
     """
 
     what: str = ""
@@ -36,12 +36,12 @@ class Finding:
     seeds: int = 0
     text: Callable[[float], str] = "{:.4g}".format
     unit: str = ""
-    said: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     verdict: str = ""
 
     @property
     def number(self) -> str:
-        """`91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
+        """`91.20% (3 seeds, 90.10% to 92.00%)`, or empty without a value."""
         if self.value is None:
             return ""
         number = f"{self.text(self.value)}{self.unit}"
@@ -53,13 +53,30 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """`What: **who**, number; said: verdict.`"""
+        """The finding as `What: **who**, number; details: verdict.`"""
         whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
-        parts = "; ".join(part for part in (whom, *self.said) if part)
+        parts = "; ".join(part for part in (whom, *self.details) if part)
         return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
 
 
+def it_came(holds: bool) -> str:
+    """Return the words that say whether a published result appeared."""
+    return "it came" if holds else "it did **not** come"
+
+
+def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
+    """Return the finding that a published claim holds in these runs, or not."""
+    return Finding(f"**{claim}** ({source}): {it_came(holds)}", details=details)
+
+
+def ratio_verdict(
+    low: float, high: float, worse: str = "it does not pay", same: str = "no difference"
+) -> str:
+    """Return what the range of a ratio of speeds allows to say: above 1, below 1, or neither."""
+    return "it pays" if low > 1 else worse if high < 1 else same
+
+
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:
-    """A list with a sentence a finding, under a head where it has one."""
+    """Return a list with a sentence a finding, after an optional head."""
     lines = [f"- {finding.sentence}" for finding in findings]
     return Markdown("\n".join([head, "", *lines] if head else lines))

@@ -18,7 +18,7 @@ Points = NDArray[np.float64]  # shape (points, 2): x and y
 ACTIVE = "#0072B2"
 MILLISECONDS = 1400  # a frame, when played
 CONTROLS, LEGEND = 74, 34  # pixels below the axes: buttons and slider, then the legend
-BARE: Trace = {"visible": False, "fixedrange": True}  # an axis that nobody sees or drags
+BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis without zoom
 
 
 class Animation(Figure):
@@ -37,7 +37,7 @@ class Animation(Figure):
         return f"<details><summary>Step by step</summary>{self.layout.meta['table']}</details>"
 
 
-def played(
+def animation(
     fixed: Sequence[Trace],
     states: Sequence[Sequence[Trace]],
     layout: Trace,
@@ -49,11 +49,11 @@ def played(
     shown: int = 0,
     names: Sequence[str] = (),
 ) -> Animation:
-    """A figure with a frame for each state, all of the same number of traces.
+    """Return a figure with a frame for each state, all of the same number of traces.
 
     Args:
         fixed: traces of all frames; states: those that change, frame by frame.
-        layout: axes and shapes, with the height of what stands between title and legend.
+        layout: axes and shapes, with the height between title and legend.
         title, alt: of the figure; table: its frames as HTML.
         step: what stands before a frame's number, which counts from `first`; shown: which frame
             stands there until the figure is played; names: of frames, in place of numbers.
@@ -77,7 +77,7 @@ def played(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Words at points, shape (points, 2), as a trace: frames of traces need no new layout."""
+    """Return texts at points, shape (points, 2), as a trace, because frames replace traces only."""
     # In half the digits: frames repeat all their points, and a figure stays small.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
@@ -93,14 +93,14 @@ def arrows(
     names: Sequence[str] = (),
     side: str = "top",
 ) -> Trace:
-    """Curves with a gap between them and a head at the end of each, as one trace.
+    """Return curves with an arrow head at the end of each, as one trace.
 
     Args: paths: the points of each; hover: what each says; names: what stands at its middle, on
     which `side` of it.
     """
     # One trace for all arrows: a frame has to have as many traces as any other.
     sizes = [len(path) for path in paths]
-    # Plotly breaks a line at what is not a number.
+    # Plotly breaks a line at NaN.
     gap = np.full((1, 2), np.nan)
     parts = [part for path in paths for part in (path, gap)]
     points = np.concatenate([gap[:0], *parts]).astype(np.float32)
@@ -132,12 +132,12 @@ def arrows(
             "textposition": f"{side} center",
             "textfont": {"size": 14, "color": color},
         }
-    said = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
-    return look | ({"hovertext": said} if hover else {})
+    hover_texts = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
+    return look | ({"hovertext": hover_texts} if hover else {})
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:
-    """Traces that draw nothing but the legend; entries: name, colour, "square" or a line's dash."""
+    """Return legend entries as traces; entries: name, colour, "square" or the dash of a line."""
     nothing = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
     return [nothing | {"name": name} | _sample(color, look) for name, color, look in entries]
 
@@ -149,7 +149,7 @@ def _sample(color: str, look: str) -> Trace:
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """The frames as an HTML table, a row each: for readers of screens, paper and keyboards."""
+    """Return the frames as an HTML table, for screen readers, paper and keyboards."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(
         f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
@@ -159,13 +159,13 @@ def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _at_once(milliseconds: int) -> Trace:
-    """Jump to a frame: what moves on a screen distracts, and heat maps cannot glide."""
+    """Return options to jump to a frame without a transition."""
     frame = {"duration": milliseconds, "redraw": True}
     return {"mode": "immediate", "frame": frame, "transition": {"duration": 0}}
 
 
 def _slider(names: Sequence[str], shown: int, prefix: str) -> Trace:
-    """Moves to the frame whose number stands behind the prefix."""
+    """Return a slider over the frames."""
     return {
         "steps": [
             {"method": "animate", "label": name, "args": [[name], _at_once(0)]} for name in names
@@ -186,7 +186,7 @@ def _slider(names: Sequence[str], shown: int, prefix: str) -> Trace:
 
 
 def _buttons() -> Trace:
-    """Play and pause."""
+    """Return the buttons for play and pause."""
     play = {"label": "▶ play", "args": [None, _at_once(MILLISECONDS) | {"fromcurrent": True}]}
     pause = {"label": "❚❚ pause", "args": [[None], _at_once(0)]}
     return {

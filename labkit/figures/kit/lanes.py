@@ -1,4 +1,4 @@
-"""The lane mark: bars on one axis of time, a lane for each who does something."""
+"""Gantt charts: bars on one axis of time, a lane for each rank, device or stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What a bar may be: its name in the legend, its colour, what hovering says of it.
+    """A kind of bars: its name in the legend, its colour, and its hover text.
 
     hover: in Plotly's words; `%{customdata[0]}` is the first of the columns in `Lanes.details`.
     """
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Lanes:
-    """A panel of lanes.
+    """A panel of a Gantt chart.
 
     Attributes:
         title: of the panel; further lines are smaller.
@@ -38,7 +38,7 @@ class Lanes:
             some are paler; None where nothing may be drawn.
         details: further columns, which hovering can name.
         below: traces that are drawn before the bars, such as messages between lanes.
-        note: what stands there in place of bars.
+        note: the text in place of bars.
     """
 
     title: str
@@ -59,14 +59,14 @@ def lanes(
     end: float,
     more: Sequence[Kind] = (),
 ) -> Figure:
-    """One panel under the other on the same scale of time.
+    """Draw panels of lanes below each other, on the same scale of time.
 
     Args:
-        panels: what is drawn; kinds: of the bars, by the word in their column.
+        panels: of the chart; kinds: of the bars, by the word in their column.
         title, remark, words: as for a sheet; lane: its height in pixels; end: of the axis, ms.
-        more: what else the legend names.
+        more: further entries of the legend.
     """
-    # Only what is drawn: a legend of eleven kinds for three colours explains nothing.
+    # Kinds without bars would make the legend longer than the figure needs.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
     legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
     figure = sheet(
@@ -83,6 +83,23 @@ def lanes(
     room = {"l": 80 if longest < 12 else 150}
     figure.update_layout(barmode="overlay", bargap=0.12, margin=room)
     return figure
+
+
+def connections(
+    kind: Kind, times: Sequence[tuple[float, float]], ends: Sequence[tuple[str, str]]
+) -> Trace:
+    """Return lines between lanes: from start (ms) and sender to stop and receiver, as one trace."""
+    return {
+        "mode": "lines",
+        "x": [time for pair in times for time in (*pair, None)],
+        "y": [lane for pair in ends for lane in (*pair, None)],
+        "line": {"color": kind.color, "width": 1},
+        "opacity": 0.6,
+        "hoverinfo": "skip",
+        "legendgroup": kind.name,
+        "name": safe_text(kind.name),
+        "showlegend": False,
+    }
 
 
 def _panel(panel: Lanes, kinds: Mapping[str, Kind], end: float) -> Panel:
@@ -102,7 +119,7 @@ def _panel(panel: Lanes, kinds: Mapping[str, Kind], end: float) -> Panel:
 
 
 def _bars(rows: pandas.DataFrame, kind: Kind, panel: Lanes) -> Trace:
-    """All bars of one kind: one trace, so that the legend hides them together."""
+    """Return all bars of one kind as one trace, so that the legend hides them together."""
     marker = {"color": kind.color, "line": {"color": "white", "width": 0.5}}
     if "opacity" in rows:
         marker["opacity"] = rows["opacity"].to_numpy()

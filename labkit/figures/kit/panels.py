@@ -1,4 +1,4 @@
-"""Charts as data, each to stand alone or beside others."""
+"""Panels as data: traces, axes and texts of a chart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Panel:
 
 
 def lanes_axis(lanes: Sequence[str]) -> Trace:
-    """A y axis with a lane for each name, the first on top."""
+    """Return a y axis with a lane for each name, the first on top."""
     return {
         "type": "category",
         "categoryorder": "array",

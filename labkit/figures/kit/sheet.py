@@ -1,4 +1,4 @@
-"""Panels with what they share: title, remarks, legend and words, the same way for all."""
+"""Sheets of panels with a title, a legend and alternative text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Sheet:
 
     Attributes:
         rows: of panels, from above.
-        shown: who is in the legend.
+        shown: entries of the legend.
         title: with clock and network, where it has times.
-        remarks: what a reader must know of all panels; they stand under the title.
-        words: what the panels show, in words, for those who hear them.
+        remarks: on all panels; they stand under the title.
+        words: the panels as text, for the alternative text.
         plot, below: pixels from the top of a panel's axes to their bottom, and of the labels
             under it.
     """
@@ -37,19 +37,19 @@ class Sheet:
 
     @property
     def remark(self) -> str:
-        """What stands under the title."""
+        """The line under the title."""
         return " · ".join(part for part in self.remarks if part)
 
     @property
     def alt(self) -> str:
-        """What is seen and what is heard are made of the same words, those of so many at most."""
+        """The alternative text, of at most `MANY` sentences about runs."""
         more = len(self.words) - MANY
         rest = (f"and {more} more, which a table has",) if more > 0 else ()
         parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 
     def figure(self) -> Figure:
-        """All panels on one canvas, with a legend of their own."""
+        """Draw all panels on one canvas, with a legend."""
         # Plotly takes half a second to import, which `lk.table` and `labkit ls` need not wait for.
         from labkit.figures.kit.canvas import draw
 
@@ -66,10 +66,10 @@ def sheet(
     plot: int = PLOT,
     below: int = BELOW,
 ) -> Figure:
-    """Rows of panels as one figure, see `Sheet`."""
+    """Draw rows of panels as one figure, see `Sheet`."""
     return Sheet(rows, list(shown), title, remarks, words, plot, below).figure()
 
 
-def busy(shown: Iterable[Entry]) -> list[str]:
-    """The remark that a run had more threads than cores; none where all had cores enough."""
+def overload(shown: Iterable[Entry]) -> list[str]:
+    """Return the remark on more threads than cores, if a run had them."""
     return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in shown) else []

@@ -1,1 +1,1 @@
-"""What runs reached and how fast: curves, speeds, and any of their numbers over any other."""
+"""Results and speeds of runs: curves, tables, and any of their numbers over any other."""

@@ -1,33 +1,74 @@
-"""The public figures and the table: panels from learning and speed, laid out on one canvas."""
+"""Comparison of runs: learning curves and speeds on one canvas, and a table of all runs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.common.units import plural
+from labkit.common.units import bytes_text, number_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry, clock_and_network
-from labkit.figures.kit.sheet import Sheet, busy
+from labkit.figures.kit.sheet import Sheet, overload
 from labkit.figures.runs import speed
-from labkit.figures.runs.learning import chosen, learning_panels
+from labkit.figures.runs.learning import learning_panels, select_curves
 from labkit.records.analysis.columns import Value, differences
 from labkit.records.run import KEY_METRICS, Run, key_metrics, logged, verdict
 
 if TYPE_CHECKING:
-    import pandas
-
     from labkit.figures.kit.canvas import Figure
 
 
+class Table(pd.DataFrame):
+    """A DataFrame that a notebook shows as people read it; its values stay what they are.
+
+    Numbers have four digits, whole ones from a thousand on; columns whose names have the word
+    bytes have units. Selections and results of it are such tables, too.
+    """
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def _repr_html_(self) -> str | None:
+        # By its values: a column of mixed things holds numbers, too.
+        texts = [self.iloc[:, place].map(_reader(name)) for place, name in enumerate(self.columns)]
+        plain = pd.DataFrame(dict(enumerate(texts)), index=self.index)
+        html: str | None = plain.set_axis(self.columns, axis=1)._repr_html_()
+        return html
+
+
+def format_table(table: pd.DataFrame) -> Table:
+    """Return the table with a readable display: four digits, bytes in units."""
+    return Table(table)
+
+
+def _reader(column: Any) -> Any:
+    """Return the function that formats the cells of a column."""
+    of_bytes = "bytes" in re.split("[^a-z]", str(column))
+
+    def read(value: Any) -> Any:
+        if pd.api.types.is_bool(value) or not pd.api.types.is_number(value):
+            return value
+        if pd.isna(value):
+            return ""
+        if of_bytes:
+            return bytes_text(value)
+        return number_text(value) if pd.api.types.is_float(value) else f"{value:,}"
+
+    return read
+
+
 def compare(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
+    """Draw loss and test results over steps, seconds or bytes; samples/s, speed-up and efficiency.
 
     The legend names what tells the runs apart; seeds of one setting are a line with a band. A run
-    whose equivalence gate failed has no speed. `figure.alt` says it in words. What it does not
-    show: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
+    whose equivalence gate failed has no speed. `figure.alt` has the figure in words. Related
+    figures: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`, `scatter`.
 
     Raises: LabkitError where there are no runs.
     """
@@ -39,17 +80,17 @@ def compare(runs: Iterable[Run] | Run) -> Figure:
 
 
 def sheets(shown: Sequence[Entry]) -> list[Sheet]:
-    """What `compare` shows, as two sheets: learning, speeds."""
+    """Return the sheets of `compare`: learning, speeds."""
     return [_learning(shown), _speeds(shown)]
 
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
-    """Loss and test results of runs, over steps, seconds of training or bytes on the wire."""
+    """Draw loss and test results over steps, seconds of training, or bytes on the wire."""
     return _learning(naming.settings(runs)).figure()
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
-    """Samples a second of each run, with the speeds of its slow and fast steps as whisker."""
+    """Draw samples a second of each run, with whiskers from slow to fast steps."""
     shown = naming.settings(runs)
     words = [speed.throughput_in_words(shown)]
     rows = [[speed.throughput_panel(shown)]]
@@ -57,41 +98,37 @@ def throughput(runs: Iterable[Run] | Run) -> Figure:
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
-    """Speed-up and efficiency of runs against those with workers=1, strong and weak."""
+    """Draw speed-up and efficiency against runs with workers=1, strong and weak."""
     shown = naming.settings(runs)
     words = [speed.speedup_in_words(shown) or speed.NO_BASELINE, speed.refusals(shown)]
     rows = [speed.scaling_panels(shown)]
     return Sheet(rows, shown, _title(shown), _remarks(shown), words).figure()
 
 
-def table(runs: Iterable[Run] | Run) -> pandas.DataFrame:
-    """One row a run: the differing parameters, state, the gate's verdict, key metrics.
+def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
+    """Return a row a run: the differing parameters, state, gate verdict and key metrics.
 
     Raises: LabkitError where there are no runs.
     """
-    import pandas as pd
-
-    from labkit.figures.kit.readable import Table
-
-    found = [runs] if isinstance(runs, Run) else list(runs)
-    if not found:
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    if not all_runs:
         raise LabkitError(naming.NO_RUNS)
-    differing_rows = differences(found)
+    differing_rows = differences(all_runs)
     apart = [_apart(row) for row in differing_rows]
     rows = [
         row | {"state": _state(run), "gate": verdict(run)} | key_metrics(run)
-        for run, row in zip(found, apart, strict=True)
+        for run, row in zip(all_runs, apart, strict=True)
     ]
     # A dict, for its order: parameters stand as the experiment has them.
     differing = dict.fromkeys(name for row in apart for name in row)
-    every = dict.fromkeys((*KEY_METRICS, *(name for run in found for name in logged(run))))
+    every = dict.fromkeys((*KEY_METRICS, *(name for run in all_runs for name in logged(run))))
     measured = [name for name in every if any(name in row for row in rows)]
-    index = pd.Index(naming.named(found, differing_rows), name="run")
+    index = pd.Index(naming.distinct_labels(all_runs, differing_rows), name="run")
     return Table(rows, columns=[*differing, "state", "gate", *measured], index=index)
 
 
 def _apart(row: dict[str, Value]) -> dict[str, Value]:
-    """Parameters whose names are those of other columns, under names of their own."""
+    """Rename parameters that have the name of another column."""
     # A strategy or a model may call a field of its own like that.
     return {f"{k} (asked)" if k in ("state", "gate") else k: v for k, v in row.items()}
 
@@ -119,10 +156,10 @@ def _learning(shown: Sequence[Entry]) -> Sheet:
 
 
 def _speeds(shown: Sequence[Entry]) -> Sheet:
-    """Throughput, speed-up and efficiency beside each other, and what they say."""
+    """Return the sheet of throughput, speed-up and efficiency."""
     words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
     panels = [speed.throughput_panel(shown), *speed.scaling_panels(shown)]
-    return Sheet([panels], shown, _title(shown, "Speed"), busy(shown), words)
+    return Sheet([panels], shown, _title(shown, "Speed"), overload(shown), words)
 
 
 def _title(shown: Sequence[Entry], what: str = "") -> str:
@@ -132,16 +169,16 @@ def _title(shown: Sequence[Entry], what: str = "") -> str:
 
 
 def _remarks(shown: Sequence[Entry]) -> list[str]:
-    """What a reader must know of all panels: too few cores, runs without results."""
+    """Return remarks on all panels: too few cores, runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
     # Two by name: more would fill the line, and the table has all.
     lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = [f"{len(single)} of one step: their speed is that of tracing it"] if single else []
-    drawn = len(chosen(shown))
+    drawn = len(select_curves(shown))
     thinned = [f"curves of {drawn}, results of all"] if drawn < len(shown) else []
-    return [*busy(shown), *thinned, *traced, *lines, *more]
+    return [*overload(shown), *thinned, *traced, *lines, *more]
 
 
 def _is_one_step(entry: Entry) -> bool:

@@ -25,8 +25,8 @@ CURVES = 240  # so many runs have curves, and their histories read
 MOST = 9000  # points of all curves of a panel; what a browser draws stays about the same
 OWN = 6  # so many names of the user's own have a panel
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # by the keys of entries
-FEW = 8  # above so many runs the unsmoothed lines would only be fog
-_TOLD = 3  # so many of what coincides are told
+FEW = 8  # runs with unsmoothed lines; more of them would cover each other
+_TOLD = 3  # groups of coinciding curves that a remark names
 SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
 
 AXES = {
@@ -37,56 +37,56 @@ AXES = {
 
 
 def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str], str]:
-    """Loss and test results over steps, with their places on other axes; remarks; words.
+    """Return panels of loss and test results over all axes, remarks, and texts.
 
     Below them, two in a row, the curves of the user's own.
     """
-    whole, shown = shown, chosen(shown)
+    whole, shown = shown, select_curves(shown)
     curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
     points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
     points = min(points, MOST // len(shown))
-    losses = {key: thinned(curve, points) for key, curve in curves.items()}
-    found = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
+    losses = {key: thin_rows(curve, points) for key, curve in curves.items()}
+    epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
     if len(shown) < len(whole):
         words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
     # A task without classes is judged by its loss.
-    judged = "val_accuracy" if any("val_accuracy" in t for t in found.values()) else "val_loss"
+    judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
-    tests = {key: own.dropna(subset=[judged]) for key, own in found.items() if judged in own}
+    tests = {key: own.dropna(subset=[judged]) for key, own in epochs.items() if judged in own}
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     axes = _axes(losses)
     panels = [
         _panel(shown, losses, "smooth", "Training loss", axes),
         _panel(shown, tests, judged, what, axes, look),
     ]
-    names = _own_names(shown, found)
+    names = _own_names(shown, epochs)
     panels += [
-        _panel(shown, _of_name(found, name, points), name, name, axes) for name in names[:OWN]
+        _panel(shown, _of_name(epochs, name, points), name, name, axes) for name in names[:OWN]
     ]
     remarks = [*_silent(shown, losses), *_coinciding(shown, curves)]
     remarks += [f"curves of {OWN} of {len(names)} names of their own"] if names[OWN:] else []
     return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
 
 
-def _own_names(shown: Sequence[Entry], found: Tables) -> list[str]:
-    """Under which names of the user's own there are curves; the training loss has its panel."""
+def _own_names(shown: Sequence[Entry], results: Tables) -> list[str]:
+    """Return the user-defined metrics with curves, without the training loss."""
     every = dict.fromkeys(name for entry in shown for name in logged(entry.run))
     return [
         name
         for name in every
         if name not in ("loss", "epoch", *AXES)
-        and any(name in own and own[name].count() > 1 for own in found.values())
+        and any(name in own and own[name].count() > 1 for own in results.values())
     ]
 
 
-def _of_name(found: Tables, name: str, points: int) -> Tables:
-    known = {key: own.dropna(subset=[name]) for key, own in found.items() if name in own}
-    return {key: thinned(own, points) for key, own in known.items()}
+def _of_name(results: Tables, name: str, points: int) -> Tables:
+    known = {key: own.dropna(subset=[name]) for key, own in results.items() if name in own}
+    return {key: thin_rows(own, points) for key, own in known.items()}
 
 
-def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
-    """Those whose curves are drawn: a panel has some hundred pixels, and thousands of runs a fog.
+def select_curves(shown: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries whose curves are drawn, because thousands of curves hide each other.
 
     Evenly over all, the first and the last among them, and those whose test results are extreme.
     """
@@ -100,15 +100,15 @@ def chosen(shown: Sequence[Entry]) -> Sequence[Entry]:
     return [e for place, e in enumerate(shown) if place in places or e.key in ends]
 
 
-def thinned(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
-    """So many rows, evenly over all; the first and the last among them."""
+def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
+    """Return so many rows, evenly over all, with the first and the last one."""
     # Each once: of a short table there are fewer rows than points.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))
     return table.iloc[places[: len(table)]]
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """What the x axis is like over each of the three; bytes only where any were sent."""
+    """Return the x axis over steps, seconds and bytes; bytes only if any were sent."""
     sent = [most for own in losses.values() if len(own) and (most := own["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
@@ -135,7 +135,7 @@ def _panel(
         own = tables.get(entry.key, ())
         if len(own):
             drawn = line_over_band(own, "step", y, entry, marks=marks, faint=faint)
-            # Of a band and its line, or of what is smoothed and the line.
+            # The raw values of a band and its line, or of the unsmoothed and the smoothed line.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(own, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -158,7 +158,7 @@ def _panel(
 def _over_all(
     own: pd.DataFrame, entry: Entry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Where a run's points are over the other axes: without a gate no seconds, alone no bytes."""
+    """Return the places of a run on the other axes, without seconds after a failed gate."""
     over = [
         name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
     ]
@@ -166,12 +166,12 @@ def _over_all(
 
 
 def _short(values: pd.Series[float]) -> list[float | None]:
-    """Numbers in five figures, for they are text in the page."""
+    """Return numbers in five figures, because they are text in the page."""
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
 def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
-    """Why there are no bytes, where there are none; what was sent once, where that was much."""
+    """Return why there is no axis of bytes, if there is none."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(own["bytes"].max() > 0 for own in losses.values()):
         return []
@@ -183,7 +183,7 @@ def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
 
 
 def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list[str]:
-    """`workers 1 and workers 2 coincide to 1e-7`: lines that nobody can see apart."""
+    """Return `workers 1 and workers 2 coincide to 1e-7` for lines that cover each other."""
     groups: list[list[Entry]] = []
     worst: list[float] = []
     for entry in shown:
@@ -198,14 +198,14 @@ def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list
         else:
             groups.append([entry])
             worst.append(0.0)
-    said = [
+    details = [
         f"{' and '.join(e.label for e in group[:3])}{_more(len(group) - 3)} coincide"
         f"{f' to {gap:.0e}' if gap else ' exactly'}"
         for group, gap in zip(groups, worst, strict=True)
         if len(group) > 1
     ]
-    more = len(said) - _TOLD
-    return said[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
+    more = len(details) - _TOLD
+    return details[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
 
 
 def _more(count: int) -> str:
@@ -213,14 +213,14 @@ def _more(count: int) -> str:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two losses, in parts of the greatest; infinite for other steps."""
+    """Return the largest relative difference of two losses; infinite for other steps."""
     if not len(one) or len(one) != len(other) or not np.isfinite(one).all():
         return np.inf
     return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30))
 
 
 def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
-    """`loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
+    """Return `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))

@@ -1,42 +1,39 @@
-"""Parameter servers and an allreduce over the number of workers: where each stops to pay."""
+"""Throughput of parameter servers and of an allreduce over the number of workers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from labkit.figures.kit.axes import counts_axis
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.findings import Finding, Markdown, it_came, published, sentences
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import busy, sheet
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import spread
 from labkit.records.run import Run, gate_failed
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from labkit.figures.kit.canvas import Figure
-
-_CLIFF = 1.5  # twice the workers bring less than this
+_CLIFF = 1.5  # gain of doubling the workers, below which throughput has stopped to grow
 
 
 def server_scaling(runs: Iterable[Run] | Run) -> Figure:
-    """Samples a second over workers: a line for each way to hold the weights, in a band of seeds.
+    """Draw samples a second over workers: a line a placement of weights, in a band of seeds.
 
-    Runs with a slow worker are left out, as they are of another world.
+    Runs with a slow worker are left out, because their speed is not comparable.
     """
     shown = [entry for entry in entries(runs) if not entry.run.experiment.get("slow")]
     table = _table(shown)
     looks = lines(table["way"])
     speeds = {
-        way: dict(zip(own["workers"], own["rate"], strict=True))
-        for way, own in table.groupby("way", sort=False)
+        way: dict(zip(group["workers"], group["rate"], strict=True))
+        for way, group in table.groupby("way", sort=False)
     }
-    ticks = sorted(set(table["workers"]))
     panel = Panel(
         title="Throughput by workers\nmedian over seeds; band: their spread",
         x="workers",
@@ -44,24 +41,29 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
         traces=line_with_band(table, "workers", "rate", looks, by="way", marks=True),
         note=refusals(shown) or "no speed was measured",
         always_note=bool(refusals(shown)),
-        x_axis={"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]},
+        x_axis=counts_axis(table["workers"]),
         y_axis={"rangemode": "tozero"},
     )
     title = f"Parameter servers and allreduce · {clock_and_network(shown)}"
     words = [
-        f"{way}: " + ", ".join(f"{rate:,.0f} samples/s on {n}" for n, rate in own.items())
-        for way, own in speeds.items()
+        f"{way}: " + ", ".join(f"{rate:,.0f} samples/s on {n}" for n, rate in group.items())
+        for way, group in speeds.items()
     ]
-    return sheet([[panel]], looks.values(), title, busy(shown), [*words, refusals(shown)], plot=300)
+    return sheet(
+        [[panel]],
+        looks.values(),
+        title,
+        overload(shown),
+        [*words, refusals(shown)],
+        plot=300,
+    )
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """A row a pair of runs that differ in their clock: the step on both, ms, and their ratio.
+    """Return a row a pair of runs that differ in their clock: both steps in ms, and their ratio.
 
-    A step of a run whose equivalence gate failed is missing.
+    Runs that failed the equivalence gate have no step time.
     """
-    import pandas as pd
-
     rows = [
         {"way": _way(virtual), "workers": virtual.experiment["workers"]}
         | {"virtual_ms": _step(virtual), "wall_ms": _step(wall)}
@@ -72,38 +74,36 @@ def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.D
 
 
 def server_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Where each way's cliff is, and whether the shapes that were published came.
+    """Say where the throughput of each placement stops to grow, and which published claims hold.
 
-    They are: one server saturates and more servers move the cliff; servers on the workers' own
-    links collapse before those on separate ones (Bugliarello); a backup worker shortens the step
-    where one worker is slow (Chen 2016). The last sentence says which way gets most done.
+    Published: one server saturates, and more servers move the cliff; co-located servers collapse
+    before separate ones (Bugliarello); a backup worker shortens the step if one worker is slow
+    (Chen 2016). The last sentence names the placement with the highest throughput.
     """
-    found = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
-    fast = [run for run in found if not run.experiment.get("slow")]
+    findings = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
+    fast = [run for run in findings if not run.experiment.get("slow")]
     by = {
         way: {run.experiment["workers"]: run for run in fast if _way(run) == way}
         for way in dict.fromkeys(map(_way, fast))
     }
-    slow = [run for run in found if run.experiment.get("slow")]
+    slow = [run for run in findings if run.experiment.get("slow")]
     return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow), *_most(by)])
 
 
 def _cliffs(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    for way, own in by.items():
-        if len(own) < 2:
+    for way, group in by.items():
+        if len(group) < 2:
             continue
-        counts = sorted(own)
-        ends = [b for a, b in pairwise(counts) if _gain(own, a, b) < _CLIFF]
-        said = (
-            f"doubling the workers brings less than {_CLIFF:g} × from {ends[0]} on"
-            if ends
-            else (f"no cliff up to {counts[-1]} workers")
-        )
-        yield _speed(own[counts[-1]], f"On {counts[-1]} workers", way, said)
+        counts = sorted(group)
+        ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
+        cliff = f"no cliff up to {counts[-1]} workers"
+        if ends:
+            cliff = f"doubling the workers brings less than {_CLIFF:g} × from {ends[0]} on"
+        yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 
 def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """One server saturates, and more servers move the cliff."""
+    """Judge whether more servers have a higher throughput on most workers."""
     separate = [way for way in by if "server" in way and "co-located" not in way]
     few, many = (separate[0], separate[-1]) if separate else ("", "")
     both = sorted(set(by.get(few, {})) & set(by.get(many, {})))
@@ -111,30 +111,26 @@ def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
         return
     most = both[-1]
     one, more = (_rate(by[way][most]) for way in (few, many))
-    came = more > one
-    yield Finding(
-        f"**More servers move the cliff** ({most} workers): {it_came(came)}",
-        said=(f"{many} serve {more:,.0f} samples/s, {few} {one:,.0f}: {more / one:.2f} ×",),
-    )
+    rates = f"{many} serve {more:,.0f} samples/s, {few} {one:,.0f}: {more / one:.2f} ×"
+    yield published("More servers move the cliff", f"{most} workers", more > one, rates)
 
 
 def _colocated(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Servers that share the workers' links collapse first."""
-    for way, own in by.items():
+    """Judge whether servers on the links of workers have a lower throughput."""
+    for way, group in by.items():
         apart = by.get(way.removesuffix(", co-located"), {})
-        both = sorted(set(own) & set(apart))
+        both = sorted(set(group) & set(apart))
         if not way.endswith("co-located") or not both:
             continue
-        ratios = [_rate(own[n]) / _rate(apart[n]) for n in both]
-        said = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
-        yield Finding(
-            f"**Co-located servers collapse first** (Bugliarello): {it_came(min(ratios) < 1)}",
-            said=(f"of the throughput of separate ones {way} have {said} workers",),
-        )
+        ratios = [_rate(group[n]) / _rate(apart[n]) for n in both]
+        shares = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
+        details = f"of the throughput of separate ones {way} have {shares} workers"
+        claim = "Co-located servers collapse first"
+        yield published(claim, "Bugliarello", min(ratios) < 1, details)
 
 
 def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
-    """A backup worker shortens the step where one is slow."""
+    """Judge whether a backup worker shortens the step beside a slow worker."""
     without = [run for run in slow if not run.experiment["strategy"].get("backups")]
     backed = [run for run in slow if run.experiment["strategy"].get("backups")]
     for run in backed:
@@ -146,7 +142,7 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
         yield Finding(
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
             f"workers of which one is slow: {it_came(ratio < 1)}",
-            said=(
+            details=(
                 f"with {number} backup a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
                 f"samples/s that count {_rate(run):,.0f} against {_rate(base):,.0f}",
@@ -155,22 +151,24 @@ def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Which way gets most done on most workers, the next, and servers where these are none."""
-    most = max((n for own in by.values() for n in own), default=0)
-    ranked = sorted((own[most] for own in by.values() if most in own), key=_rate, reverse=True)
+    """Name the placement of the highest throughput, the next, and the best with servers."""
+    most = max((n for group in by.values() for n in group), default=0)
+    ranked = sorted(
+        (group[most] for group in by.values() if most in group), key=_rate, reverse=True
+    )
     if len(ranked) < 2:
         return
-    said = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
+    details = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
     served = next((run for run in ranked if "server" in _way(run)), None)
     if served is not None and served not in ranked[:2]:
-        said.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
-    yield _speed(ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(said))
+        details.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
+    yield _speed(
+        ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(details)
+    )
 
 
 def _table(shown: Sequence[Entry]) -> pd.DataFrame:
-    """A row a run: way, workers, rate with rate_low and rate_high over seeds."""
-    import pandas as pd
-
+    """Return a row a run: way, workers, rate with rate_low and rate_high over seeds."""
     rows = []
     for entry in shown:
         if not entry.gate_failed and entry.metrics.get("samples_per_second"):
@@ -182,7 +180,7 @@ def _table(shown: Sequence[Entry]) -> pd.DataFrame:
 
 
 def _way(run: Run) -> str:
-    """`4 servers, co-located`; `AllReduce`."""
+    """Return `4 servers, co-located` or `AllReduce`."""
     strategy = run.experiment["strategy"]
     count = strategy.get("servers")
     if count is None:
@@ -196,16 +194,16 @@ def _like(run: Run) -> tuple[str, int]:
     return _way(run), run.experiment["workers"]
 
 
-def _speed(run: Run, what: str, who: str, said: str) -> Finding:
+def _speed(run: Run, what: str, who: str, details: str) -> Finding:
     ends = spread(run, "samples_per_second")
     seeds = run.metrics.get("repeats", 1)
     text, unit = "{:,.0f}".format, " samples/s"
-    return Finding(what, who, _rate(run), ends, seeds, text, unit, said=(said,))
+    return Finding(what, who, _rate(run), ends, seeds, text, unit, details=(details,))
 
 
-def _gain(own: dict[int, Run], few: int, many: int) -> float:
-    """What twice the workers would bring, were all steps between these two counts alike."""
-    return float((_rate(own[many]) / _rate(own[few])) ** (1 / math.log2(many / few)))
+def _gain(group: dict[int, Run], few: int, many: int) -> float:
+    """Return the gain of doubling the workers, as geometric mean between two counts."""
+    return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 
 def _rate(run: Run) -> float:
@@ -214,8 +212,3 @@ def _rate(run: Run) -> float:
 
 def _step(run: Run) -> float:
     return float("nan") if gate_failed(run) else float(run.metrics["step_ms"]["median"])
-
-
-def it_came(came: bool) -> str:
-    """What is said of a shape that was published."""
-    return "it came" if came else "it did **not** come"

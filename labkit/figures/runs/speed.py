@@ -22,26 +22,26 @@ _KINDS = {
 
 
 def refusals(shown: Sequence[Entry]) -> str:
-    """One line for each run that may not show a speed; empty where all may."""
+    """Return a line for each run without a speed after a failed gate."""
     failed = [entry for entry in shown if entry.gate_failed]
-    lines = [f"{entry.label}: {refused(entry)}" for entry in failed[:_NAMED]]
+    lines = [f"{entry.label}: {refusal(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
 
-def refused(entry: Entry) -> str:
-    """The sentence that stands where a speed would."""
+def refusal(entry: Entry) -> str:
+    """Return the sentence in place of a speed."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
     return f"no speed figure: equivalence gate failed{size}"
 
 
-def scaled(shown: Sequence[Entry]) -> pd.DataFrame:
-    """The runs against one worker, see `scalings`, by the keys of the entries."""
+def scalings_by_key(shown: Sequence[Entry]) -> pd.DataFrame:
+    """Return the runs against one worker, see `scalings`, by the keys of the entries."""
     return scalings({entry.key: entry.run for entry in shown})
 
 
 def throughput_panel(shown: Sequence[Entry]) -> Panel:
-    """A bar a run; the whisker reaches from the speed of a slow step (p90) to a fast one (p10)."""
+    """Return a bar a run, with a whisker from slow (p90) to fast steps (p10)."""
     import pandas as pd
 
     rows = [
@@ -57,18 +57,18 @@ def throughput_panel(shown: Sequence[Entry]) -> Panel:
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],
         note=refusals(shown) or "no speed was measured",
         always_note=bool(refusals(shown)),
-        # Who is who says the legend: labels of runs are longer than a bar is wide.
+        # The legend names the runs, because labels are wider than a bar.
         x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
         y_axis={"rangemode": "tozero"},
     )
 
 
 def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
-    """Speed-up and efficiency: a marker a run, filled for strong scaling, open for weak.
+    """Return speed-up and efficiency: a marker a run, filled for strong scaling.
 
     Lines go through the medians of seeds, in a band of their spread; the ideal is dashed.
     """
-    table = scaled(shown)
+    table = scalings_by_key(shown)
     ticks = sorted(set(table["workers"]))
     missing = "" if len(table) else NO_BASELINE
     note = "\n".join(part for part in (refusals(shown), missing) if part)
@@ -79,7 +79,7 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
             y=unit,
             traces=_scaling_traces(table, shown, y) if len(table) else [],
             note=note,
-            # Once: the panels stand beside each other.
+            # One panel has the note, because both stand side by side.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},
@@ -92,24 +92,24 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
 
 
 def throughput_in_words(shown: Sequence[Entry]) -> str:
-    """Every run's samples a second, or why it has none."""
+    """Return samples a second of every run, or why it has none."""
     parts = []
     for entry in shown:
         speed = entry.metrics.get("samples_per_second")
         if entry.gate_failed:
-            parts.append(f"{entry.label}: {refused(entry)}")
+            parts.append(f"{entry.label}: {refusal(entry)}")
         elif speed is not None:
             parts.append(f"{entry.label}: {speed:,.0f} samples/s")
     return "; ".join(parts)
 
 
 def speedup_in_words(shown: Sequence[Entry]) -> str:
-    """Every run's speed-up and efficiency; empty where there is no baseline."""
+    """Return speed-up and efficiency of every run; empty without a baseline."""
     labels = {entry.key: entry.label for entry in shown}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
         f"({point.kind}, efficiency {point.efficiency:.0f} %)"
-        for point in scaled(shown).itertuples()
+        for point in scalings_by_key(shown).itertuples()
         if point.workers > 1
     )
 
@@ -133,34 +133,34 @@ _EDGES = ("p90", "p10")
 def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[Trace]:
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
-    said = [
+    hover = [
         f"{getattr(row, y):.3g}{unit} ({getattr(row, f'{y}_low'):.3g} to "
         f"{getattr(row, f'{y}_high'):.3g}) {row.kind}, "
         f"against {safe_text(looks[row.baseline].label)}"
         for row in table.itertuples()
     ]
-    points = table.assign(open=table["kind"] == "weak", hover=said)
+    points = table.assign(open=table["kind"] == "weak", hover=hover)
     most = max(table["workers"])
     ideal = rule([1, most], [100, 100] if unit else [1, most], "dash") | {"name": "ideal"}
-    found = seed_bands(table)
+    bands = seed_bands(table)
     lines = {
         line: Line(
-            label=f"{own['kind'].iloc[0]} scaling",
+            label=f"{group['kind'].iloc[0]} scaling",
             # A line through several runs has the colour of its first.
-            color=looks[own["runs"].iloc[0][0]].color,
-            dash="solid" if own["kind"].iloc[0] == "strong" else "dot",
+            color=looks[group["runs"].iloc[0][0]].color,
+            dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",
-            runs=own["runs"].iloc[0],
+            runs=group["runs"].iloc[0],
         )
-        for line, own in found.groupby("line", sort=False)
+        for line, group in bands.groupby("line", sort=False)
     }
-    through = line_with_band(found, "workers", y, lines, by="line", hoverinfo="skip")
+    through = line_with_band(bands, "workers", y, lines, by="line", hoverinfo="skip")
     return [*through, ideal, *points_with_bars(points, "workers", y, looks)]
 
 
 def _kinds(table: pd.DataFrame) -> str:
-    """What the markers are: `● strong scaling: same global batch`."""
-    found = set(table[table["workers"] > 1]["kind"])
-    if len(found) == 2:
+    """Return the meaning of markers: `● strong scaling: same global batch`."""
+    kinds = set(table[table["workers"] > 1]["kind"])
+    if len(kinds) == 2:
         return "● strong, ○ weak scaling"
-    return "".join(_KINDS[kind] for kind in found)
+    return "".join(_KINDS[kind] for kind in kinds)

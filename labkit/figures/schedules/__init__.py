@@ -1,1 +1,1 @@
-"""What schedules send and hold, and what that costs: traces, counts, pipelines, predictions."""
+"""Schedules of collectives and pipelines: traces, counts, costs, predictions."""

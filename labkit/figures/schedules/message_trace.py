@@ -1,23 +1,207 @@
-"""The message trace of a schedule: who sends what to whom, and what everybody then holds."""
+"""Animated message trace of a schedule: messages between ranks, and the chunks that they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, seconds_text
-from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.frames import played, table
-from labkit.figures.schedules import trace_frames
+from labkit.figures.kit.canvas import CLEAR, GRID, Figure, axis
+from labkit.figures.kit.entries import INK
+from labkit.figures.kit.frames import BARE, Points, animation, arrows, legend, table, words
+from labkit.figures.kit.marks import cells, step_colors
+from labkit.figures.kit.panels import Trace
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, named
-from labkit.schedules.holdings import Holdings, follow, message_size, span_name, sum_name
+from labkit.schedules.holdings import (
+    Holdings,
+    chunk_name,
+    follow,
+    message_size,
+    span_name,
+    sum_name,
+)
 from labkit.schedules.interpreter import execute
-from labkit.schedules.round import Round, Schedule
+from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
+
+ADDS, REPLACES = "#D55E00", "#0072B2"
+# Of a rank's value in a chunk: not there, there, came in this round, there with all others.
+ABSENT, THERE, NEW, COMPLETE = GRID, "#0072B2", "#D55E00", "#009E73"
+LEGEND = legend(
+    [
+        ("adds", ADDS, "solid"),
+        ("replaces", REPLACES, "dash"),
+        ("a rank's value is in the chunk", THERE, "square"),
+        ("came in this round", NEW, "square"),
+        ("with all others: the sum", COMPLETE, "square"),
+    ]
+)
+CAPTION, CELL, LOWEST = (
+    62,
+    38,
+    280,
+)  # pixels: of the line above, of a rank, of all ranks at least
+CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # where the two parts stand, of the width
+LABELLED = 20  # so many arrows have room for the names of their chunks
+EDGE = 0.08  # between a chunk's strip and its border
+ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
+
+
+def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
+    """Return the traces after so many rounds; texts: the contents of chunks, [rank][chunk]."""
+    sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
+    return [
+        _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
+        _arrows(sent.take(~sent.reduce), holdings.names, "replaces", REPLACES, "dash"),
+        _labels(sent, len(holdings.names), holdings.chunks),
+        _strips(holdings, number),
+        _words(holdings, number, texts),
+        words([[0, 0]], [caption], 13, xaxis="x3", yaxis="y3", textposition="middle right"),
+    ]
+
+
+def rank_circle(names: Sequence[str]) -> Trace:
+    """Return the circle of ranks and switches."""
+    circle = {"size": 26, "color": CLEAR, "line": {"color": INK, "width": 1.5}}
+    return words(_place(len(names)), names, 13, mode="markers+text", marker=circle)
+
+
+def frame_layout(names: Sequence[str], chunks: int) -> Trace:
+    """Return the axes of circle, boxes and caption, with the frames of boxes."""
+    size = len(names)
+    high = max(CELL * size, LOWEST)
+    inner = CAPTION + high
+    top = 1 - CAPTION / inner
+    below = (high - CELL * size) / 2 / inner  # few ranks: boxes in the middle
+    circle = BARE | {"range": [-1.3, 1.3]}
+    boxes = {"showgrid": False, "fixedrange": True, "showline": False, "ticklen": 0}
+    chunk_axis = axis("", **boxes, side="top", domain=BOXES, anchor="y2", range=[0, chunks])
+    chunk_axis["tickvals"] = [chunk + 0.5 for chunk in range(chunks)]
+    chunk_axis["ticktext"] = ["chunk a", *(chunk_name(chunk) for chunk in range(1, chunks))]
+    rank_axis = axis("", **boxes, domain=[below, top - below], anchor="x2", range=[size, 0])
+    rank_axis["tickvals"] = [rank + 0.5 for rank in range(size)]
+    rank_axis["ticktext"] = [f"{name} " for name in names]
+    square = {"domain": [0, top], "anchor": "x", "scaleanchor": "x", "constrain": "domain"}
+    return {
+        "height": inner,
+        "xaxis": circle | {"domain": CIRCLE, "anchor": "y"},
+        "yaxis": circle | square,
+        "xaxis2": chunk_axis,
+        "yaxis2": rank_axis,
+        "xaxis3": BARE | {"domain": BOXES, "anchor": "y3", "range": [0, 1]},
+        "yaxis3": BARE | {"domain": [1 - 40 / inner, 1], "anchor": "x3", "range": [-1, 1]},
+        "shapes": [box for rank in range(size) for box in _boxes(rank, chunks)],
+    }
+
+
+def _boxes(rank: int, chunks: int) -> list[Trace]:
+    """Return a frame around the buffer of a rank, and lines between its chunks."""
+    on = {"xref": "x2", "yref": "y2", "layer": "below", "y0": rank + 0.08, "y1": rank + 0.92}
+    frame: Trace = {"type": "rect", "x0": 0, "x1": chunks, "line": {"color": INK, "width": 1}}
+    between: Trace = {"type": "line", "line": {"color": GRID, "width": 1}}
+    lines = [between | {"x0": chunk, "x1": chunk} for chunk in range(1, chunks)]
+    return [on | shape for shape in (frame, *lines)]
+
+
+def _place(size: int) -> Points:
+    """Return ranks around the circle, rank 0 on top, clockwise; shape (size, 2)."""
+    angle = 2 * np.pi * np.arange(size) / size
+    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
+
+
+def _curve(start: Points, stop: Points) -> Points:
+    """Return a curve between two ranks, bent to the right so that both directions show."""
+    way = stop - start
+    side = np.array([way[1], -way[0]])
+    middle = (start + stop) / 2 + 0.14 * side
+    # A quadratic Bézier curve.
+    t = np.linspace(0, 1, 25)[:, None]
+    points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
+    # Not under the circles of the two ranks.
+    clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
+    seen: Points = points[clear]
+    return seen
+
+
+def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
+    """Return all messages of one kind."""
+    place = _place(len(names))
+    paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
+    hover = [
+        f"{names[source]} to {names[destination]}: chunk {span_name(chunk, span)} {verb}"
+        for source, destination, chunk, span, _ in sent.rows()
+    ]
+    return arrows(paths, color, dash, hover)
+
+
+def _labels(sent: Round, size: int, chunks: int) -> Trace:
+    """Return the chunk beside each arrow, near its source, because arrows cross in the middle."""
+    # A single chunk is the whole buffer and needs no name.
+    rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
+    place = _place(size)
+    points, texts = [], []
+    for source, destination, chunk, span, _ in rows:
+        curve = _curve(place[source], place[destination])
+        at = int(0.25 * len(curve))
+        way = curve[min(at + 1, len(curve) - 1)] - curve[at - 1]
+        side = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
+        points.append(curve[at] + 0.1 * side)
+        texts.append(span_name(chunk, span))
+    return words(np.array(points).reshape(-1, 2), texts, 13)
+
+
+def _strip_edges(chunks: int, size: int) -> Points:
+    """Return the edges of the segments of all strips: a segment a rank, with gaps."""
+    width = (1 - 2 * EDGE) / size
+    start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # (chunks, size)
+    return np.stack([start, start + 0.86 * width], axis=2).ravel()
+
+
+def _strips(holdings: Holdings, number: int) -> Trace:
+    """Return a strip under each chunk, with a segment for each rank whose value it holds."""
+    held = holdings.held[number]
+    nodes, chunks, size = held.shape
+    kind = np.where(held > 0, 2, 1)
+    kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
+    # Last, so that what has just come is seen even in a sum that is now complete.
+    kind = np.where(holdings.new(number) > 0, 3, kind)
+    # Every other row and column is a gap: a heat map has no room of unequal size between cells.
+    picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
+    picture[::2, ::2] = kind.reshape(nodes, chunks * size)
+    return cells(
+        picture.astype(np.int8),
+        _strip_edges(chunks, size).round(4),
+        np.stack([np.arange(nodes) + 0.64, np.arange(nodes) + 0.84], axis=1).ravel(),
+        step_colors([CLEAR, ABSENT, THERE, NEW, COMPLETE]),
+        most=4,
+        on=ON_BOXES,
+    )
+
+
+def _words(holdings: Holdings, number: int, texts: Sequence[Sequence[str]]) -> Trace:
+    """Return the contents of each chunk, above its strip."""
+    held = holdings.held[number]
+    nodes, chunks, size = held.shape
+    column, row = np.meshgrid(np.arange(chunks), np.arange(nodes))
+    hover = [
+        f"{name}, chunk {chunk_name(chunk)}: {sum_name(held[node, chunk], chunk)}<br>"
+        f"values of {np.count_nonzero(held[node, chunk])} of {size} ranks"
+        for node, name in enumerate(holdings.names)
+        for chunk in range(chunks)
+    ]
+    return words(
+        np.stack([column.ravel() + 0.5, row.ravel() + 0.36], axis=1),
+        [text for line in texts for text in line],
+        12 if chunks <= 4 else 11 if chunks <= 8 else 10,
+        hovertext=hover,
+        hoverinfo="text",
+        **ON_BOXES,
+    )
+
 
 MOST_RANKS = 12
 SPOKEN = 40  # the words name every message where there are no more
@@ -30,7 +214,7 @@ def message_trace(
     values: ArrayLike | None = None,
     nbytes: float = 2**20,
 ) -> Figure:
-    """An animated figure of a schedule, a frame a round: arrows between ranks, and their chunks.
+    """Animate a schedule, a frame a round: arrows between ranks, and their chunks.
 
     Rank 2 starts with a2, b2, … in its chunks; a chunk that holds a0+a2 is the sum of those of
     ranks 0 and 2, and Σa that of all. Play, pause and a slider move through the rounds.
@@ -58,13 +242,12 @@ def message_trace(
     texts = _texts(holdings, None if values is None else np.asarray(values))
     captions = _captions(holdings, times)
     states = [
-        trace_frames.state(holdings, number, texts[number], caption)
-        for number, caption in enumerate(captions)
+        frame(holdings, number, texts[number], caption) for number, caption in enumerate(captions)
     ]
-    return played(
-        fixed=[trace_frames.ranks(holdings.labels), *trace_frames.LEGEND],
+    return animation(
+        fixed=[rank_circle(holdings.labels), *LEGEND],
         states=states,
-        layout=trace_frames.layout(holdings.names, holdings.chunks),
+        layout=frame_layout(holdings.names, holdings.chunks),
         title=title,
         alt=_in_words(title, holdings, captions),
         table=_as_table(holdings, texts),
@@ -75,7 +258,7 @@ def message_trace(
 
 
 def _title(name: str) -> str:
-    """`ring allreduce`; another collective is called what it is."""
+    """Return `ring allreduce`; other collectives keep their name."""
     words = name.replace("_", " ")
     return f"{words} allreduce" if name in ALLREDUCE | IN_NETWORK else words
 
@@ -89,7 +272,7 @@ def _schedule(algorithm: str | Schedule, network: Network | None) -> Schedule:
 def _times(
     schedule: Schedule, size: int, nbytes: float, network: Network, rounds: int
 ) -> list[tuple[float, float]]:
-    """When the first byte of each round leaves and when its last message is delivered, in s."""
+    """Return the first departure and the last delivery of each round, in s."""
     trace = simulate(schedule, size, nbytes, network, trace=True).trace
     assert trace is not None  # for the type checker: a trace was asked for
     places = [trace.round == number for number in range(rounds)]
@@ -97,7 +280,7 @@ def _times(
 
 
 def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]]]:
-    """What stands in chunk c of rank r after k rounds, [k][r][c]: a name, or a number."""
+    """Return the contents of chunk c of rank r after k rounds, [k][r][c]: a name, or a number."""
     _, size, chunks, _ = holdings.held.shape
     if values is None:
         room = max(4, 76 // chunks)  # letters that fit between the edges of a chunk
@@ -115,7 +298,7 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
 
 
 def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> list[str]:
-    """One line a state: what was sent, and when."""
+    """Return a line a state: the messages of the round, and its times."""
     count = len(holdings.rounds)
     lines = ["the start: every rank has its own values"]
     for number, each in enumerate(holdings.rounds, 1):
@@ -130,23 +313,23 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
 
 
 def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
-    """The trace for those who do not see it: rounds and messages, and the end."""
+    """Return the trace as text: rounds, messages and the end."""
     rounds, total = len(holdings.rounds), holdings.messages
-    said = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
+    details = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
     for each, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
         line = caption.replace("<br>", ", ")
-        said.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
+        details.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
     if holdings.complete:
-        said.append("At the end every rank holds the sum of every chunk")
+        details.append("At the end every rank holds the sum of every chunk")
     else:
         whole = int((holdings.held[-1] == 1).all(axis=2).sum())
         held = holdings.held[-1][..., 0].size
-        said.append(f"At the end {whole} of {held} chunks on the ranks hold the whole sum")
-    return ". ".join(said) + "."
+        details.append(f"At the end {whole} of {held} chunks on the ranks hold the whole sum")
+    return ". ".join(details) + "."
 
 
 def _messages(holdings: Holdings, each: Round) -> str:
-    """`0 to 1 adds d, 1 to 2 adds a`"""
+    """Return `0 to 1 adds d, 1 to 2 adds a`."""
     whole, names = holdings.chunks == 1, holdings.labels
     return ", ".join(
         f"{names[source]} to {names[destination]} {'adds' if reduce else 'replaces'}"
@@ -158,7 +341,7 @@ def _messages(holdings: Holdings, each: Round) -> str:
 def _as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
     sent = ["start", *(_messages(holdings, each) for each in holdings.rounds)]
     rows = [
-        [str(number), said, *map("  ".join, state)]
-        for number, (said, state) in enumerate(zip(sent, texts, strict=True))
+        [str(number), details, *map("  ".join, state)]
+        for number, (details, state) in enumerate(zip(sent, texts, strict=True))
     ]
     return table(["round", "messages", *holdings.names], rows)

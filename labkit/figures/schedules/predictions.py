@@ -1,13 +1,15 @@
-"""Predicted beside measured: one table, one figure, and what they say."""
+"""Predicted and measured collectives: a table, a figure, and errors in sentences."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
+from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Line, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import curve, points, rule
@@ -18,11 +20,6 @@ from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate
 from labkit.simulate.predict import Rows, measurements, model_of, prediction_table
 
-if TYPE_CHECKING:
-    import pandas
-
-    from labkit.figures.kit.canvas import Figure
-
 __all__ = ["measurements", "predicted_and_measured", "prediction_reading"]
 
 Curve: TypeAlias = tuple[list[float], list[float]]  # bytes, s
@@ -31,16 +28,16 @@ POINTS = 33
 
 def predicted_and_measured(
     rows: Rows, network: str | Network | Fit | None = None, gamma: float = 0.0
-) -> tuple[pandas.DataFrame, Figure]:
-    """Simulate what was measured; a table with the error, and a figure with the spread.
+) -> tuple[pd.DataFrame, Figure]:
+    """Simulate measured collectives; return a table with errors, and a figure.
 
-    The error is predicted / measured - 1. What has no schedule ("mpi", "shared_memory") is shown
+    The error is predicted / measured - 1. Algorithms without a schedule ("mpi") are shown
     as measured; rows whose results were wrong have no time.
 
     Args: rows: of `labkit.bench.collectives.measure`; network: to predict with: a name, a
     `Network`, or a `Fit` (with its γ); default: the one that the rows name; gamma: s to add one
     byte, where `network` is no fit.
-    Raises: InvalidInput, for no rows, or a network that cannot be told from them.
+    Raises: InvalidInput, for no rows, or rows without a network.
     """
     world, gamma, source = model_of(rows, network, gamma)
     table = prediction_table(rows, world, gamma)
@@ -53,16 +50,16 @@ def predicted_and_measured(
 
 
 def _curve(
-    name: str, count: int, nbytes: pandas.Series[float], network: Network, gamma: float
+    name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
-    """The prediction between the measured sizes too: on logarithmic axes it is no straight line."""
+    """Return the prediction also between measured sizes, because it is curved on log axes."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
     sizes = [float(each) for each in grid]
     return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
 
 
 def _figure(
-    table: pandas.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
+    table: pd.DataFrame, curves: dict[tuple[str, int], Curve], rows: Rows, source: str
 ) -> Figure:
     looks = lines(table["algorithm"])
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
@@ -100,25 +97,25 @@ def _figure(
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are left out"
-    said = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
-    words = [each.strip(". ") for each in said]
+    bullets = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
+    words = [each.strip(". ") for each in bullets]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
-def _measured(look: Line, group: pandas.DataFrame) -> Trace:
-    """Times in s, from the least to the 90th percentile."""
+def _measured(look: Line, group: pd.DataFrame) -> Trace:
+    """Return times in s, from the least to the 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
-    said = [
+    details = [
         f"{bytes_text(row.bytes)}: measured {seconds_text(row.measured_ms / 1e3)}, "
         f"predicted {seconds_text(row.predicted_ms / 1e3)}"
         for row in group.itertuples()
     ]
-    return points(times.assign(bytes=group["bytes"], hover=said), "bytes", "time", look)
+    return points(times.assign(bytes=group["bytes"], hover=details), "bytes", "time", look)
 
 
-def _errors(look: Line, group: pandas.DataFrame) -> Trace:
-    """100 · error; the whiskers: had the least or the 90th percentile been the measured time."""
+def _errors(look: Line, group: pd.DataFrame) -> Trace:
+    """Return errors in per cent; whiskers are those of the least and the 90th percentile."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -129,14 +126,14 @@ def _errors(look: Line, group: pandas.DataFrame) -> Trace:
     return points(errors, "bytes", "error", look) | through
 
 
-def prediction_reading(table: pandas.DataFrame) -> Markdown:
-    """How far each algorithm's prediction was off, and what the slowest cost beside the rest."""
+def prediction_reading(table: pd.DataFrame) -> Markdown:
+    """Say the error of each algorithm, and compare the slowest with the others."""
     groups = table.groupby("algorithm", sort=False)
-    found = [Finding(f"**{name}**", said=(_of_errors(group),)) for name, group in groups]
-    return sentences([*found, *map(Finding, _of_slowest(table))])
+    findings = [Finding(f"**{name}**", details=(_of_errors(group),)) for name, group in groups]
+    return sentences([*findings, *map(Finding, _of_slowest(table))])
 
 
-def _of_errors(group: pandas.DataFrame) -> str:
+def _of_errors(group: pd.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
         return f"{wrong} of {len(group)} rows have wrong results, so no time is given"
@@ -154,8 +151,8 @@ def _of_errors(group: pandas.DataFrame) -> str:
     )
 
 
-def _of_slowest(table: pandas.DataFrame) -> list[str]:
-    """How long the slowest takes at the largest buffer, beside each other algorithm."""
+def _of_slowest(table: pd.DataFrame) -> list[str]:
+    """Compare the slowest with each other algorithm at the largest buffer."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
     # Those with wrong results have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")

@@ -15,7 +15,7 @@ from labkit.cli import sweep as cli
 from labkit.cli.app import app
 from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
-from labkit.figures.runs.search import search_history
+from labkit.figures.runs.parameters import search_history
 from labkit.jobs.log import Log
 from labkit.jobs.sweep import manifest, plan
 from labkit.jobs.sweep.grid import Draw

@@ -1,1 +1,0 @@
-"""Models cut across ranks: what each rank keeps, does and sends."""

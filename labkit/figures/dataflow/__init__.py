@@ -1,1 +1,0 @@
-"""Figures of what goes on within one process: its graph, its threads, its input."""

@@ -1,1 +1,0 @@
-"""Figures of the methods themselves: where they stand in the field."""

@@ -1,0 +1,183 @@
+"""Scatter plots: any two numbers of runs, and the Pareto front of accuracy and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from labkit.common.canonical_json import is_number
+from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
+from labkit.figures.kit.axes import SHARES, shares, text_of, title_of, word
+from labkit.figures.kit.canvas import Figure
+from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
+from labkit.figures.kit.marks import Looks, points_with_bars, rule
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import Sheet, overload, sheet
+from labkit.figures.runs.speed import refusals
+from labkit.records.analysis.columns import Value, is_timed, ordered, parameters, spread, values_of
+from labkit.records.analysis.spending import MEASURES, front, spending
+from labkit.records.run import Run
+
+_WIDE = 30.0  # from this ratio on an axis is logarithmic
+
+
+def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
+    """Draw one number of each run over another, a marker a run, with bars over the seeds.
+
+    Args: runs: to compare; x, y: names of parameters that differ or of metrics, as in
+    `lk.frame(runs)`.
+    Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
+    """
+    shown = settings(runs)
+    all_runs = [entry.run for entry in shown]
+    across, up = values_of(all_runs, x), values_of(all_runs, y)
+    given = parameters(all_runs)
+    refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
+    panel = Panel(
+        title="",
+        x=title_of(x),
+        y=title_of(y),
+        traces=points_with_bars(
+            _table(shown, (x, across), (y, up)), "x", "y", {entry.key: entry for entry in shown}
+        ),
+        note=refused or f"no run has both {title_of(x)} and {title_of(y)}",
+        always_note=bool(refused),
+        x_axis=_axis(x, across, x in given),
+        y_axis=_axis(y, up, y in given),
+    )
+    title = f"{title_of(y).capitalize()} by {title_of(x)} · {clock_and_network(shown)}"
+    words = [
+        f"{entry.label}: {title_of(y)} {text_of(y, up[place])}, {title_of(x)} "
+        f"{text_of(x, across[place])}"
+        for place, entry in enumerate(shown)
+    ]
+    return sheet([[panel]], shown, title, overload(shown), [*words, refused], plot=300)
+
+
+def _table(
+    shown: Sequence[Entry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
+) -> pd.DataFrame:
+    """Return a row a run with both numbers: their places, and the spread over seeds."""
+    rows = []
+    for place, entry in enumerate(shown):
+        row: dict[str, str | float] = {"run": entry.key}
+        for axis, (name, values) in (("x", x), ("y", y)):
+            if values[place] is not None:
+                row[axis] = _place(values, values[place])
+                # One seed has no spread: ends at the value draw no bar.
+                ends = spread(entry.run, name) or (row[axis], row[axis])
+                row[f"{axis}_low"], row[f"{axis}_high"] = ends
+        row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
+        rows.append(row)
+    return pd.DataFrame([row for row in rows if "x" in row and "y" in row], columns=_COLUMNS)
+
+
+_COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_high")), "hover"]
+
+
+def _place(values: Sequence[Value], value: Value) -> float:
+    """Return a number itself, or the slot of a word."""
+    if _words(values):
+        return float([repr(slot) for slot in ordered(values)].index(repr(value)))
+    return float(value or 0.0)
+
+
+def _words(values: Sequence[Value]) -> bool:
+    return any(isinstance(value, str | bool) for value in values)
+
+
+def _axis(name: str, values: Sequence[Value], asked: bool) -> Trace:
+    if _words(values):
+        slots = ordered(values)
+        texts = [safe_text(word(name, slot)) for slot in slots]
+        return {"tickvals": list(range(len(slots))), "ticktext": texts}
+    known = [value for value in values if is_number(value)]
+    ticks: Trace = dict(SHARES) if name.endswith("accuracy") else {}
+    # Users chose the values of parameters and look for them on the axis.
+    if asked and len(set(known)) <= 8:
+        ticks = {"tickvals": sorted(set(known))}
+    wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE
+    return ticks | ({"type": "log"} if wide else {})
+
+
+_NAMED = 3  # so many are named in a note
+_COSTS = {
+    "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
+    "seconds": ("seconds after the first step", seconds_axis, seconds_text),
+}
+
+
+def pareto(runs: Iterable[Run] | Run) -> Figure:
+    """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
+
+    Error bars span the seeds. A filled marker: no other run on its network and clock is at least as
+    good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has
+    no seconds. Raises LabkitError where there are no runs.
+    """
+    return pareto_sheet(settings(runs)).figure()
+
+
+def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
+    """Return the sheet of `pareto`, of entries."""
+    looks: dict[str, Entry] = {entry.key: entry for entry in shown}
+    table = spending({key: entry.run for key, entry in looks.items()})
+    # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
+    table["open"] = ~table.index.isin(front(table, MEASURES).index)
+    panels = [_panel(table, looks, cost, refusals(shown)) for cost in _COSTS]
+    remarks = [
+        "filled: no run on its network is better in accuracy, bytes and seconds; bars: seeds"
+    ]
+    known = set(table["run"])
+    missing = [entry.label for entry in shown if entry.key not in known]
+    remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
+    title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
+    words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
+    details = [*words, refusals(shown)]
+    return Sheet([panels], shown, title, [*remarks, *overload(shown)], details, plot=280)
+
+
+def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
+    x, axis, text = _COSTS[cost]
+    # A logarithm of nothing cannot be drawn: one worker sends no bytes.
+    drawn = table[table[f"{cost}_low"] > 0]
+    hover = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
+    drawn = drawn.assign(hover=hover)
+    none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
+    silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
+    more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
+    left = f"left out, for no link carried a byte: {'; '.join(silent[:_NAMED])}{more}"
+    said_below = (refused if cost == "seconds" else left if silent else "", none)
+    note = "\n".join(part for part in said_below if part)
+    # Room for whole ticks, where all runs spend about the same.
+    ends = (drawn[f"{cost}_low"].min() / 2, drawn[f"{cost}_high"].max() * 2)
+    return Panel(
+        title=f"Accuracy by {cost} of the whole training\nline: Pareto front",
+        x=x,
+        y="test accuracy",
+        traces=[*_fronts(drawn, cost), *points_with_bars(drawn, cost, "accuracy", looks, size=11)],
+        note=note,
+        always_note=bool(note),
+        x_axis=axis(*ends) if len(drawn) else {},
+        y_axis=shares([*table["accuracy_low"], *table["accuracy_high"]]),
+    )
+
+
+def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
+    """Return steps from the cheapest run to the best; by seconds, a front a network and clock."""
+    best = front(drawn, ("accuracy", cost)).sort_values(cost)
+    links = best.groupby(["network", "clock"], sort=False)
+    groups = [best] if cost == "bytes" else [group for _, group in links]
+    # Steps, not straight lines: between two runs nothing was measured.
+    line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
+    look = {"name": "Pareto front", "line": line}
+    return [
+        rule(list(group[cost]), list(group["accuracy"])) | look for group in groups if len(group)
+    ]
+
+
+def _said(row: dict[str, float]) -> str:
+    details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
+    if row["seconds"] == row["seconds"]:  # NaN is not
+        details.append(seconds_text(row["seconds"]))
+    return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"
