@@ -154,7 +154,9 @@ def fit(model: Any, data: Any, callbacks: list[Any], epochs: int = EPOCHS) -> An
 def outcome(model: Any, fitted: Any, case: Case) -> list[Any]:
     """What training ends with: weights, the optimizer's variables, history."""
     values = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    names = [] if case is CASES["evaluate within an epoch"] else fitted.history
+    # What a callback writes into the logs is on its rank alone.
+    names = set() if case is CASES["evaluate within an epoch"] else {*fitted.history}
+    names -= {"learning_rate"}
     history = [fitted.epoch, *(fitted.history[name] for name in sorted(names))]
     return [*values, *history]
 
