@@ -76,8 +76,8 @@ def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[st
     told.append(function)
     own: dict[str, JSON] = {}
     # Sorted: the same function has the same text, in whatever order Python found its names.
-    for name, value in sorted(_captured(function).items()):
-        if any(value is function_type for function_type in told):
+    for name, value in sorted(captured(function).items()):
+        if any(value is each for each in told):
             continue  # each once: functions may call each other in any way
         if _is_beside(value, function):
             own[name] = _function(value, told)
@@ -86,7 +86,7 @@ def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[st
     return found | ({"captured": own} if own else {})
 
 
-def _captured(function: FunctionType) -> dict[str, Any]:
+def captured(function: FunctionType) -> dict[str, Any]:
     """What a function finds outside of itself: two models may differ in nothing else.
 
     Defaults, names of the functions around it, and globals, such as a notebook's parameters.

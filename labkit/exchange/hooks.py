@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -93,6 +93,16 @@ class Hook:
         """The moments by which a layer normalizes; traced."""
         return inner(inputs, mask)
 
+    def evaluate(self, inner: Callable[..., Logs], rows: Rows, *given: Any, **named: Any) -> Logs:
+        """The whole of `model.evaluate`, by `fit` or by a callback."""
+        return inner(*given, **named)
+
+    def fit(
+        self, inner: Callable[..., keras.callbacks.History], rows: Rows, *given: Any, **named: Any
+    ) -> keras.callbacks.History:
+        """A `model.fit` that a callback calls while the hook is on."""
+        return inner(*given, **named)
+
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
         """What the metrics say."""
         return inner()
@@ -116,6 +126,8 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "compute_loss": ("train_function",),
     "compiled_loss": _FUNCTIONS,
     "moments": ("train_function",),
+    "evaluate": (),
+    "fit": (),
     "get_metrics_result": (),  # traced, it is the model's own: ranks meet outside the graph
     "apply": ("train_function",),
 }
@@ -173,6 +185,17 @@ class Seam:
             self.take_off(hook.name)
             if before is not None:
                 self.put_on(before)
+
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        """For a while, have none of the fit's hooks of these names."""
+        before = {name: self._fitting.pop(name) for name in names if name in self._fitting}
+        self._arrange()
+        try:
+            yield
+        finally:
+            self._fitting |= before
+            self._arrange()
 
     def clear(self, staying: bool = False) -> None:
         """Remove the hooks of a fit, or also those that stay."""

@@ -24,6 +24,7 @@ from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
+from labkit.experiment.captured_state import refuse_lost_state
 from labkit.experiment.summary import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
@@ -147,6 +148,8 @@ class Experiment(Checked):
                 "model is a Keras model; give a function that returns a new one, as each rank has "
                 "its own: model=lambda: keras.models.clone_model(mine)"
             )
+        if callable(value):
+            refuse_lost_state(value)
         return value
 
     @field_validator("strategy", mode="before")

@@ -18,14 +18,18 @@ import tensorflow as tf
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
 from labkit.keras.lars import LARS
-from labkit.keras.optimizer import (
-    DistributedOptimizer,
+from labkit.keras.optimizer import DistributedOptimizer, check_compressor
+from labkit.keras.optimizer_state import (
     Recipe,
-    by_itself,
-    check_compressor,
+    beyond_configuration,
     copy_of,
+    refuse_steps,
+    refuse_variables,
+    view_of,
+    without_replica_sum,
 )
-from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks, part_of, shard
+from labkit.keras.replica_consistency import broadcast
+from labkit.keras.replicas import Synchronize, attach, callbacks, part_of, shard
 
 __all__ = [
     "LARS",
@@ -33,8 +37,8 @@ __all__ = [
     "Recipe",
     "Synchronize",
     "attach",
+    "beyond_configuration",
     "broadcast",
-    "by_itself",
     "callbacks",
     "check_compressor",
     "copy_of",
@@ -43,8 +47,12 @@ __all__ = [
     "init",
     "part_of",
     "predict",
+    "refuse_steps",
+    "refuse_variables",
     "shard",
     "use_one_device",
+    "view_of",
+    "without_replica_sum",
 ]
 
 

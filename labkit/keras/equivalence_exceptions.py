@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 import keras
 
+from labkit.keras.lars import LARS
+
+# Optimizers whose step depends on the sum of a word's gradients alone.
+_ADDING = (keras.optimizers.SGD, keras.optimizers.Lion, LARS)
+
 
 @dataclass(frozen=True)
 class Division:
@@ -36,6 +41,29 @@ def why_not(model: keras.Model, divided: Division) -> str | None:
     for layer in model._flatten_layers(include_self=False):
         if reason := _of_layer(layer, divided):
             return f"layer {layer.name!r} ({type(layer).__name__}) {reason}"
+    return None
+
+
+def why_words_differ(model: keras.Model) -> str | None:
+    """Why an embedding's weights may differ from plain Keras; None: they must not.
+
+    Keras hands an optimizer the gradients of all occurrences of a word in a row each. Where it
+    does more with them than add, such as to square or to clip, their sum gives another step.
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    adds = type(optimizer).update_step in (each.update_step for each in _ADDING)
+    if (adds and not clips) or optimizer.gradient_accumulation_steps:  # which are dense
+        return None
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.Embedding) and layer.trainable:
+            if layer.embeddings_regularizer is not None:  # whose gradient is dense
+                continue
+            return (
+                f"layer {layer.name!r} (Embedding): where a word occurs several times in a batch, "
+                f"{type(optimizer).__name__} here sees the sum of its gradients, in plain Keras "
+                "each alone"
+            )
     return None
 
 

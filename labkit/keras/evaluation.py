@@ -50,7 +50,9 @@ def evaluate(
         # Also in the middle of a fit, whose own hook comes back afterwards.
         together = sharded and communicator.size > 1
         with seam(model).instead(WholeBatch(model, communicator, tests=together)):
-            model.evaluate(*(data if isinstance(data, tuple) else (data,)), verbose=0, **options)
+            # Of the class: what a callback calls is otherwise of this rank alone.
+            given = data if isinstance(data, tuple) else (data,)
+            type(model).evaluate(model, *given, verbose=0, **options)
         found = global_metrics(model, with_data, model.get_metrics_result)
         result = {name: float(value) for name, value in found.items()}
     with_data.close()

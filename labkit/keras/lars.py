@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import keras
 import tensorflow as tf
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
 
+TRUST_RATIOS = ("paper", "optax")
+
+
 @keras.saving.register_keras_serializable(package="labkit")
 class LARS(keras.optimizers.Optimizer):
     r"""Stochastic gradient descent with momentum, at a rate of each layer's own.
 
-    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\),
+    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\), the paper's
+    equation 6, or \(\tau \lVert w \rVert / \lVert g + \beta w \rVert\), as optax has it;
     \(v \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w
     of any shape with its gradient g. Where λ would be 0, or 0 / 0, it is 1: weights that are all
     zero could never leave it.
@@ -30,10 +34,12 @@ class LARS(keras.optimizers.Optimizer):
         trust_coefficient: τ, above 0, by how much a layer trusts its gradient.
         exclude_1d: biases and what normalises take plain steps, with λ = 1 and β = 0.
         weight_decay: β, inside the trust ratio; None: 0. `exclude_from_weight_decay` excludes more.
+        trust_ratio: "paper", which adds the norms of gradient and decay, or "optax", which takes
+            the norm of their sum.
         options: what all optimizers of Keras take, such as `clipnorm`.
 
     Raises:
-        InvalidInput: a momentum or a trust coefficient that is none.
+        InvalidInput: a momentum, a trust coefficient or a trust ratio that is none.
 
     Source: Y. You, I. Gitman, B. Ginsburg: Large batch training of convolutional networks, 2017,
     arXiv 1708.03888. Differs from it: one-dimensional variables are excluded, as has become usual.
@@ -46,6 +52,7 @@ class LARS(keras.optimizers.Optimizer):
         trust_coefficient: float = 0.001,
         exclude_1d: bool = True,
         weight_decay: float | None = None,
+        trust_ratio: Literal["paper", "optax"] = "paper",
         **options: JSON,
     ) -> None:
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **options)
@@ -54,8 +61,10 @@ class LARS(keras.optimizers.Optimizer):
                 f"momentum={momentum}, trust_coefficient={trust_coefficient}: give a momentum from "
                 "0 to below 1, and a trust coefficient above 0"
             )
+        if trust_ratio not in TRUST_RATIOS:
+            raise InvalidInput(f"trust_ratio={trust_ratio!r}: give {' or '.join(TRUST_RATIOS)}")
         self.momentum, self.trust_coefficient = momentum, trust_coefficient
-        self.exclude_1d = exclude_1d
+        self.exclude_1d, self.trust_ratio = exclude_1d, trust_ratio
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make what is kept of past gradients: one velocity a variable, of its shape."""
@@ -81,7 +90,10 @@ class LARS(keras.optimizers.Optimizer):
 
     def _trust(self, gradient: tf.Tensor, variable: tf.Variable, decay: float) -> tf.Tensor:
         weights = ops.norm(ops.reshape(variable, [-1]))
-        whole = ops.norm(ops.reshape(gradient, [-1])) + decay * weights
+        if self.trust_ratio == "optax":
+            whole = ops.norm(ops.reshape(gradient + decay * variable, [-1]))
+        else:
+            whole = ops.norm(ops.reshape(gradient, [-1])) + decay * weights
         known = ops.logical_and(weights > 0, whole > 0)
         return ops.where(known, self.trust_coefficient * weights / ops.where(known, whole, 1), 1)
 
@@ -90,6 +102,6 @@ class LARS(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, JSON]:
         """All arguments."""
-        own = ("momentum", "trust_coefficient", "exclude_1d")
+        own = ("momentum", "trust_coefficient", "exclude_1d", "trust_ratio")
         config: dict[str, JSON] = super().get_config() | {name: getattr(self, name) for name in own}
         return config

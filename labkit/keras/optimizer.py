@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
 
 import keras
 import tensorflow as tf
@@ -14,8 +14,7 @@ from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
 from labkit.exchange.hooks import Rows, Variables, optimizers
-
-Pairs: TypeAlias = "list[tuple[tf.Tensor | None, tf.Variable]]"
+from labkit.keras.optimizer_state import view_of, without_replica_sum
 
 
 class ExchangeOptions(TypedDict, total=False):
@@ -35,6 +34,9 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     **exchange: Unpack[ExchangeOptions],
 ) -> keras.optimizers.Optimizer:
     """An optimizer of the same kind that applies the mean gradient of all ranks.
+
+    It has the state of the one given, as that one has its own: exclusions from weight decay,
+    moments, attributes, a rate that is set later on either. Train with one of both.
 
     It stands outside Keras's loss scaling: the scaled gradients are averaged first, so an
     overflow on one rank is an overflow on all, and all skip the step together; one process may
@@ -78,23 +80,21 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
         # compile() would wrap us, and a wrapped optimizer is not called when a rank overflows.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
+    if "exchange" in vars(kind):  # distributed already: its gradients meet once
+        kind = kind.__mro__[1]
 
     # By the name under which it is saved: of a class of our own that is more than the class's.
     name = keras.saving.get_registered_name(kind)
-    distributed = copy_of(plain, type(name, (kind,), _members(kind)))
-    distributed.exchange = Exchange(communicator, **exchange)
+    members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
+    distributed = view_of(plain, type(name, (kind,), members))
     if distributed.exchange.compressor is not None:
         check_compressor(distributed.exchange.compressor, plain)
-    if plain.built:
-        distributed.build(plain._trainable_variables)
-        for own, given in zip(distributed.variables, plain.variables, strict=True):
-            own.assign(given)
-    return distributed
+    return without_replica_sum(distributed)
 
 
 def _members(
     kind: type[keras.optimizers.Optimizer],
-) -> dict[str, Callable[..., object] | str | None]:
+) -> dict[str, Any]:
     """What a distributed optimizer has of its own."""
 
     def apply(
@@ -159,57 +159,6 @@ def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimiz
     config: dict[str, JSON] = inner.get_config()
     plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
     compressor.check(type(inner).__name__.lower(), plain)
-
-
-def copy_of(
-    optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer] | None = None
-) -> keras.optimizers.Optimizer:
-    """A new optimizer of the same settings, without state; of another class where one is given."""
-    recipe = Recipe.of(optimizer)
-    return recipe._replace(kind=kind or recipe.kind).made()
-
-
-class Recipe(NamedTuple):
-    """What makes an optimizer, also in another process.
-
-    Attributes:
-        kind: its class.
-        own: classes by name that its settings may name, which need not be registered with Keras.
-        settings: as `get_config` says them.
-    """
-
-    kind: type[keras.optimizers.Optimizer]
-    own: dict[str, type]
-    settings: dict[str, JSON]
-
-    @classmethod
-    def of(cls, optimizer: keras.optimizers.Optimizer) -> Recipe:
-        """That of an optimizer."""
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        # Of the user's own, such as a schedule.
-        own = {known.__name__: known for known in (type(inner), type(inner._learning_rate))}
-        return cls(type(optimizer), own, optimizer.get_config())
-
-    def made(self) -> keras.optimizers.Optimizer:
-        """A new one, without state."""
-        with keras.saving.custom_object_scope(self.own):
-            return by_itself(self.kind.from_config(self.settings))
-
-
-def by_itself(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The same one, which sums gradients over replicas of TensorFlow's own only where there are.
-
-    The sum that Keras asks for has a custom gradient, and TensorFlow keeps what makes such a one,
-    and with it the graph, the model and its slots, until the process ends.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    sums = inner._all_reduce_sum_gradients
-
-    def summed(pairs: Pairs) -> Pairs:
-        return sums(pairs) if tf.distribute.has_strategy() else pairs
-
-    inner._all_reduce_sum_gradients = summed
-    return optimizer
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -13,15 +13,25 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
-from labkit.keras.equivalence_exceptions import Division, why_not
+from labkit.keras.equivalence_exceptions import Division, why_not, why_words_differ
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
+from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
 from labkit.keras.whole_batch import WholeBatch, say_on_first
 
 
-def callbacks(communicator: Communicator) -> list[keras.callbacks.Callback]:
-    """What `fit` needs on every rank: equal initial weights, right weighting, metrics of all."""
-    return [Synchronize(communicator, names=True)]
+def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.callbacks.Callback]:
+    """What `fit` needs on every rank: equal initial weights, right weighting, metrics of all.
+
+    They stand before the user's callbacks. What those change on one rank alone between two steps
+    (rate, weights, the first epoch, the end of training) is for all ranks, as in one process.
+
+    Args:
+        communicator: the ranks.
+        compare: look for such changes at the start and after each epoch, by a checksum; where
+            replicas differ otherwise, training ends with an error.
+    """
+    return [Synchronize(communicator, names=True, compare=compare)]
 
 
 class Synchronize(keras.callbacks.Callback):
@@ -36,11 +46,17 @@ class Synchronize(keras.callbacks.Callback):
     Args:
         communicator: the ranks.
         names: say at the start what will differ from one process by nature.
+        compare: hold replicas against each other behind all callbacks of an epoch.
     """
 
-    def __init__(self, communicator: Communicator, names: bool = False) -> None:
+    def __init__(
+        self, communicator: Communicator, names: bool = False, compare: bool = False
+    ) -> None:
         super().__init__()
         self.communicator, self._names = communicator, names
+        self._compares = compare and communicator.size > 1
+        self._consistency: ReplicaConsistency | None = None
+        self._batches = 0
 
     def set_model(self, model: keras.Model) -> None:
         """Prepare the model before its training function is made.
@@ -54,6 +70,10 @@ class Synchronize(keras.callbacks.Callback):
         seam(model).put_on(IgnoreEmpty(model))
         if self.communicator.size > 1:
             seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
+        if self._compares:
+            self._consistency = ReplicaConsistency(model, self.communicator)
+            if isinstance(getattr(model, "history", None), keras.callbacks.History):
+                self._consistency.follow(model.history)  # else only what follows the first step
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Give every rank the weights of rank 0."""
@@ -64,12 +84,31 @@ class Synchronize(keras.callbacks.Callback):
         seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
         size = self.communicator.size
         divided = Division(size, microbatches=False, synchronizes=True)
-        if self._names and size > 1 and (reason := why_not(self.model, divided)):
-            say_on_first(self.communicator, f"training differs from that of one process: {reason}")
+        if self._names and size > 1:
+            for reason in filter(None, (why_not(self.model, divided), self._words())):
+                text = f"training may differ from that of one process: {reason}"
+                say_on_first(self.communicator, text)
+        self._note()
+        self._batches = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Compare once after the first step, which a callback may end in its own way."""
+        self._batches += 1
+        if self._batches == 2 and self._consistency is not None:
+            self._consistency.compare_now("after the first step")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Know what replicas are before other callbacks."""
+        self._note()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Validate with the same statistics on all ranks."""
         average_statistics(self.model, self.communicator)
+        self._note()
+
+    def on_test_end(self, logs: dict[str, float] | None = None) -> None:
+        """Know what replicas are before other callbacks."""
+        self._note()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Average over the ranks what a `train_step` of the user's own reports.
@@ -77,6 +116,7 @@ class Synchronize(keras.callbacks.Callback):
         Callbacks after this one then decide alike on all ranks.
         """
         average_statistics(self.model, self.communicator)
+        self._note()
         if not logs:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
@@ -87,6 +127,15 @@ class Synchronize(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
         seam(self.model).take_off("rows", "tests", "metrics", "whole")
+        self._note()
+
+    def _words(self) -> str | None:
+        compiled = getattr(self.model, "optimizer", None)
+        return None if compiled is None else why_words_differ(self.model)
+
+    def _note(self) -> None:
+        if self._consistency is not None:
+            self._consistency.note()
 
 
 def attach(model: keras.Model) -> None:
@@ -166,38 +215,33 @@ class GlobalMetrics(Hook):
         """Of the states of all ranks; within the graph of a step, of this rank."""
         if tf.inside_function():
             return inner()
+        stops = ", as a callback has set stop_training" if self.model.stop_training else ""
+        self.communicator.patience.enter("the end of an epoch's steps", told=stops)
+        self.communicator.patience.gather_here()
         for optimizer in distributed_optimizers(self.model):
             optimizer.exchange.service.settle()  # one thread at a time
         return global_metrics(self.model, self.communicator, inner)
 
+    def evaluate(self, inner: Callable[..., Logs], rows: Rows, *given: Any, **named: Any) -> Logs:
+        """`fit` validates by all ranks; what a callback evaluates is of its rank alone.
 
-def broadcast(
-    variables: Sequence[keras.Variable], communicator: Communicator, root: int = 0
-) -> None:
-    """Give every rank the values that the variables have on rank 0, or another.
+        The metrics of the epoch go on afterwards.
+        """
+        if isinstance(named.get("callbacks"), keras.callbacks.CallbackList):
+            return inner(*given, **named)
+        kept = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
+        with seam(self.model).without("metrics", "whole"):
+            found = inner(*given, **named)
+        for variable, value in kept:
+            variable.assign(value)
+        return found
 
-    Random layers draw differently on each rank: the rank is added to their seeds.
-
-    Raises:
-        InvalidInput: ranks have other variables than rank 0.
-    """
-    own = [(str(variable.dtype), tuple(variable.shape)) for variable in variables]
-    told = communicator.allgather(own, "the agreement on the variables")
-    for rank, other in enumerate(told):
-        if other != told[0]:
-            pairs = zip(told[0], other, strict=False)
-            first = next(((a, b) for a, b in pairs if a != b), (len(told[0]), len(other)))
-            raise InvalidInput(
-                f"rank 0 and rank {rank} have different variables: {first[0]} and {first[1]}; "
-                "give every rank the same model, optimizer, keras floatx and dtype policy"
-            )
-    for number, variable in enumerate(variables):
-        value = np.array(variable.numpy(), order="C")
-        # By number: Keras counts the names of layers on, and ranks may have made more of them.
-        communicator.broadcast(value, root, f"the broadcast of variable {number}")
-        if variable.name == "seed_generator_state":
-            value[0] += communicator.rank
-        variable.assign(value)
+    def fit(
+        self, inner: Callable[..., keras.callbacks.History], rows: Rows, *given: Any, **named: Any
+    ) -> keras.callbacks.History:
+        """Gradients meet in it, too: one rank alone would wait for the others."""
+        self.communicator.meet("model.fit inside a callback, which every rank must call")
+        return inner(*given, **named)
 
 
 def average_statistics(model: keras.Model, communicator: Communicator) -> None:

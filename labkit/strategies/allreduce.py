@@ -67,6 +67,10 @@ class AllReduce(Strategy):
         """The compressor."""
         return self.compressor
 
+    def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
+        """Unless layers have optimizers of their own, or the one process a program."""
+        return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
+
     def cell(self, workers: int) -> Cell:
         """As the schedule of the exchange says."""
         return super().cell(workers)._replace(scheduling=self.schedule)

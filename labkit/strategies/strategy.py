@@ -400,6 +400,10 @@ class Strategy(Checked):
         """The arguments of that optimizer."""
         return experiment.optimizer_options
 
+    def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
+        """Whether one optimizer has all variables of the model, as that which it came with."""
+        return False
+
     def rate_of(self, experiment: ExperimentSpec) -> float:
         """By how much the learning rate is another than the experiment's."""
         return 1.0

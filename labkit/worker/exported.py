@@ -13,6 +13,7 @@ from labkit.common.errors import InvalidInput, short
 from labkit.experiment import Experiment
 from labkit.experiment.batches import plan_of
 from labkit.frameworks.exported import Exported, Layer
+from labkit.keras import beyond_configuration
 from labkit.worker.feed import Source
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
         )
     options = {name: config[name] for name in ("learning_rate", "momentum", "nesterov")}
     _refuse_more(optimizer, options, "optimizer SGD")
+    if more := beyond_configuration(optimizer):
+        raise InvalidInput(
+            f"optimizer SGD has {next(iter(more))}, which is not exported; compile without it"
+        )
     # Keras casts a number of Python's by way of float32, also where weights are float64.
     exact = {"learning_rate": float(options["learning_rate"])}
     return options | exact | {"momentum": float(np.float32(options["momentum"]))}

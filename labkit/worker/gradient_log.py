@@ -13,7 +13,7 @@ import tensorflow as tf
 from labkit.communicator import Communicator
 from labkit.exchange import Exchange, Layer, Seen
 from labkit.exchange.hooks import Hook, Rows, Variables
-from labkit.keras import copy_of
+from labkit.keras import view_of
 from labkit.worker.conservation import TOLERANCE, Found
 
 
@@ -64,7 +64,7 @@ class Applied:
                 call(lambda *values: self.after(values), *(v.value for _, v in pairs))
             return found
 
-        return copy_of(optimizer, type(kind.__name__, (kind,), {"apply": apply}))
+        return view_of(optimizer, type(kind.__name__, (kind,), {"apply": apply}))
 
     def before(self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]) -> None:
         """Write down what is about to be applied."""

@@ -17,7 +17,6 @@ from labkit.schedules import ALLREDUCE
 from labkit.schedules.interpreter import execute
 from labkit.worker import reference
 from labkit.worker.feed import Source
-from labkit.worker.session import TrainingSession
 from labkit.worker.step_log import Given, StepLog
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ def locate(sides: Sides, communicator: Communicator) -> Place | None:
     found = None
     one = StepLog()
     if communicator.rank == 0:
-        plain = TrainingSession.optimizer(ranks)
-        reference.track(sides.short, sides.source, ranks.readers.size, one.watch(plain))
+        reference.track(sides.short, sides.source, ranks.readers.size, ranks, one.watch)
     start = communicator.share(first, what="the first weights")
     if ranks.own is not None and (apart := search.first(start, ranks.own.first)):
         found = search.placed(0, "initial weights", apart)

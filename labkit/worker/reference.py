@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import keras
 import numpy as np
@@ -18,10 +18,14 @@ from labkit.communicator import alone
 from labkit.exchange.hooks import Hook, Rows, Variables, seam
 from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment
+from labkit.keras import without_replica_sum
 from labkit.strategies import AllReduce
 from labkit.worker.array_cache import ArrayCache
 from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession
+
+# Makes of an optimizer one whose steps are looked at.
+Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
 LIMIT = 2**29  # bytes of weights that are kept
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
@@ -75,20 +79,24 @@ def weights(
     key = _key(short, source, parts, learning.optimizer_record())
     found = shelf.take(key)
     if found is None:
-        found = _train(short, source, parts, learning.optimizer())
+        found = _train(short, source, parts, learning.optimizer)
         shelf.put(key, found)
     return found
 
 
 def track(
-    short: Experiment, source: Source, parts: int, optimizer: keras.optimizers.Optimizer
+    short: Experiment, source: Source, parts: int, learning: TrainingSession, watch: Watch
 ) -> None:
     """The same steps once more, by an optimizer that writes them down."""
-    _train(short, source, parts, optimizer)
+    _train(short, source, parts, lambda: TrainingSession.optimizer(learning), watch)
 
 
 def _train(
-    short: Experiment, source: Source, parts: int, optimizer: keras.optimizers.Optimizer
+    short: Experiment,
+    source: Source,
+    parts: int,
+    make: Callable[[], keras.optimizers.Optimizer],
+    watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
     process = alone()
     # Ranks may have been fed by rank 0; one process has all rows.
@@ -107,7 +115,8 @@ def _train(
         plan = plan_of(short, source.rows(process), shares, source.labels)
         one.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    one.compile(optimizer)  # the rate is scaled by the number of ranks in both
+    # The user's own object, of which a copy may lack something; else the ranks' effective rate.
+    one.compile(watch(make() if one.given is None else without_replica_sum(one.given)))
     seam(one.model).put_on(AddUpRows())
     one.fit([])
     return [weight.numpy() for weight in one.model.weights]

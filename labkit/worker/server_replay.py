@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
+from labkit.keras import beyond_configuration
 from labkit.programs import CodecChannel, Parts, Roles
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
@@ -33,6 +34,8 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | st
         return f"no independent {type(optimizer).__name__} replays the servers' updates"
     if odd := [option for option in OFF if config.get(option)]:
         return f"no independent {type(optimizer).__name__} knows {odd[0]}={config[odd[0]]}"
+    if more := beyond_configuration(optimizer):
+        return f"no independent {type(optimizer).__name__} knows its {next(iter(more))}"
     return lambda size: RULES[name](config, size)
 
 

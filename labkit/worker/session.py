@@ -21,7 +21,15 @@ from labkit.exchange import Exchange, Guard, Timeline
 from labkit.exchange.hooks import seam
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
-from labkit.keras import LARS, Recipe, by_itself, copy_of, evaluate
+from labkit.keras import (
+    LARS,
+    Recipe,
+    copy_of,
+    evaluate,
+    refuse_steps,
+    refuse_variables,
+    without_replica_sum,
+)
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.event_log import Event
@@ -90,7 +98,10 @@ class TrainingSession:
         self._kept: TrainingState | None = None
         self.chosen: dict[str, JSON] = {}  # what was measured once
         self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
-        self._given = self.model.optimizer if self.model.compiled else None
+        self.given = self.model.optimizer if self.model.compiled else None  # by the user
+        if self.given is not None and not experiment.strategy.keeps_optimizer(experiment):
+            refuse_steps(self.given)
+            refuse_variables(self.given)
         self._options = _compile_options(self.model, experiment, source)
 
     def read_anew(self) -> None:
@@ -103,9 +114,11 @@ class TrainingSession:
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
-        if self._given is not None:
-            return copy_of(self._given)
-        return by_itself(_optimizer_class(self._optimizer_name)(**self._optimizer_options()))
+        if self.given is not None:
+            return copy_of(self.given)
+        return without_replica_sum(
+            _optimizer_class(self._optimizer_name)(**self._optimizer_options())
+        )
 
     @property
     def _optimizer_name(self) -> str:
@@ -113,7 +126,7 @@ class TrainingSession:
 
     def optimizer_record(self) -> JSON:
         """What its settings are, the effective learning rate among them."""
-        if self._given is not None:
+        if self.given is not None:
             return "as the model was compiled"
         options = self._optimizer_options()
         rate = options.get("learning_rate")
