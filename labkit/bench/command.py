@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.nearest import refuse_unknown
 from labkit.common.output import output_option
 from labkit.common.terminal import say
 
@@ -494,10 +495,9 @@ def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
     Ends with an error where a sum is wrong, a start does not come, or an end leaves something.
     """
     from labkit.bench.hosts import PARTS, trouble
-    from labkit.common.errors import InvalidInput, LabkitError
+    from labkit.common.errors import LabkitError
 
-    if unknown := [name for name in what if name not in PARTS]:
-        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    refuse_unknown("what", what, PARTS)
     rows = []
     for name in what or PARTS:
         found = PARTS[name].measure(repeats or PARTS[name].repeats)
@@ -527,10 +527,9 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
     a training that was resumed is another one.
     """
     from labkit.bench.faults.parts import PARTS, summary, trouble
-    from labkit.common.errors import InvalidInput, LabkitError
+    from labkit.common.errors import LabkitError
 
-    if unknown := [name for name in what if name not in PARTS]:
-        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    refuse_unknown("what", what, PARTS)
     there = file is not None and file.exists()
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
     for name in what or PARTS:
@@ -655,10 +654,7 @@ def _check_exchange(
         ("schedule", schedules, SCHEDULES),
         ("algorithm", [algorithm], ("auto", *ALGORITHMS)),
     ):
-        unknown = [value for value in values if value not in allowed]
-        if unknown or not values:
-            given = repr(unknown[0]) if unknown else "nothing"
-            raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+        refuse_unknown(field, values or [""], allowed)
     words = [name for name in cases if name in WORD_CASES]
     own = [name for name in schedules if SCHEDULES[name].into_next]
     if words and own:

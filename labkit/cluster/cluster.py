@@ -20,12 +20,13 @@ from labkit.cluster.live import Live
 from labkit.cluster.naming import folder_of, usual_name
 from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
-from labkit.cluster.start import Start
+from labkit.cluster.start import FURTHER, Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
 from labkit.cluster.warm import take_over
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
+from labkit.common.nearest import named_arguments
 from labkit.common.places import runtime_folder
 from labkit.common.units import plural
 from labkit.communicator import Communicator
@@ -103,6 +104,7 @@ class Cluster:
             asked for; the message ends with what they said.
     """
 
+    @named_arguments(*FURTHER)
     def __init__(
         self,
         workers: int | None = None,
@@ -142,6 +144,7 @@ class Cluster:
         self.start()
 
     @classmethod
+    @named_arguments()
     def attach(cls, file: Path | str, limit: float = 600.0) -> Self:
         """Use a cluster that another machine keeps, for as long as it is up; see `attach_file`.
 
@@ -234,6 +237,7 @@ class Cluster:
         """All engines in rank order: `view.apply_sync(f)[k]` is what rank k returned."""
         return self.client.direct_view(self.engines)
 
+    @named_arguments()
     def run(
         self,
         experiment: Experiment,
@@ -270,6 +274,7 @@ class Cluster:
 
         return run_seeds(experiment, one, begun.path if begun else None)
 
+    @named_arguments()
     def submit(
         self,
         experiment: Experiment,
@@ -364,6 +369,7 @@ class Cluster:
         finally:
             calls.close()
 
+    @named_arguments()
     def predict(
         self,
         run: Run | Path | str,
@@ -506,6 +512,7 @@ class Cluster:
             datasets.ensure(experiment.dataset)
 
 
+@named_arguments()
 def run(
     experiment: Experiment,
     show: bool = True,
@@ -529,6 +536,7 @@ def _player(threads: int) -> Cluster:
     return Cluster(workers=1, threads=threads, launcher="local")
 
 
+@named_arguments()
 def predict(
     run: Run,
     x: Batch,

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.exchange.bucket import Bucket
@@ -81,10 +82,7 @@ class Exchange:
         guard: Guard | None = None,
         eager: bool = False,
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise InvalidInput(
-                f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
-            )
+        refuse_unknown("schedule", [schedule], SCHEDULES)
         self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces, self._eager = communicator, paces, eager
         self._after = self.schedule.after  # whether the step stands still for all buckets

@@ -20,7 +20,7 @@ from pydantic import (
 from labkit import datasets, models
 from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json, digest, label_of
-from labkit.common.errors import InvalidInput, short
+from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.common.shards import IID, concentration
 from labkit.experiment import planted
@@ -28,7 +28,7 @@ from labkit.experiment.brief import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
-from labkit.strategies.refusals import OPTIMIZERS
+from labkit.strategies.refusals import OPTIMIZERS, one_of
 
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
@@ -186,10 +186,7 @@ class Experiment(Checked):
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, value: str) -> str:
-        if value not in OPTIMIZERS:
-            allowed = ", ".join(OPTIMIZERS)
-            raise ValueError(f"optimizer={short(value)} is not known; allowed: {allowed}")
-        return value
+        return one_of("optimizer", value, OPTIMIZERS)
 
     @field_validator("shards")
     @classmethod

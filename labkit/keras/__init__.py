@@ -15,6 +15,7 @@ import atexit
 
 import tensorflow as tf
 
+from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
 from labkit.keras.lars import LARS
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 
+@named_arguments()
 def init(limit: float = 600.0) -> Communicator:
     """Join the ranks that mpiexec started; on GPU machines take the device of the local rank.
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
 from labkit.keras.by_nature import Division, why_not
@@ -214,6 +215,7 @@ def average_statistics(model: keras.Model, communicator: Communicator) -> None:
         variable.assign(mean.reshape(variable.shape))
 
 
+@named_arguments()
 def shard(
     dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
 ) -> tf.data.Dataset:

@@ -21,6 +21,7 @@ from labkit import schedules
 from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
+from labkit.common.nearest import listed
 from labkit.common.units import seconds_text
 from labkit.network.draws import uniform
 from labkit.schedules.round import Schedule
@@ -165,8 +166,8 @@ class Network(Checked):
         """The preset of this name. Raises: InvalidInput, with all names."""
         if name not in PRESETS:
             raise InvalidInput(
-                f"no network is called {name!r}: choose one of {', '.join(PRESETS)}, or give "
-                f"Network(latency=<s>, bandwidth=<bytes/s>)"
+                f"no network is called {name!r}{listed(name, PRESETS)}, or give "
+                "Network(latency=<s>, bandwidth=<bytes/s>)"
             )
         return PRESETS[name]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.common.shards import IID
 from labkit.strategies.strategy import Question
 
@@ -29,8 +30,7 @@ WHOLE = ("adafactor", "lamb", "lars", "muon")
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
     """The value of a field; refuses one that is not allowed, as Pydantic's validators do."""
-    if value not in allowed:
-        raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
+    refuse_unknown(field, [value], allowed)
     return value
 
 
