@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
 from labkit.common.output import output_option
+from labkit.common.quantities import parse_bytes
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -32,21 +34,23 @@ def bench() -> None:
 def numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     """An option's numbers, with commas between them."""
     try:
-        # By way of float, so that 1e6 is a number of bytes.
         return [int(float(part)) for part in text.split(",")]
     except (ValueError, OverflowError):  # OverflowError: inf
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 1,2,4") from None
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
-    return numbers(context, option, text) if text else []
+    try:
+        return [parse_bytes(part) for part in text.split(",")] if text else []
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="MPI ranks.")
 @NETWORK
 @click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
-@click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=numbers)
+@click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=_sizes)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 def collectives(
@@ -74,7 +78,7 @@ def collectives(
 @bench.command()
 @click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
 @click.option("--algorithms", default="ring,master_worker", show_default=True)
-@click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=numbers)
+@click.option("--bytes", "sizes", default="64KiB,256KiB,1MiB,4MiB", callback=_sizes)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 @click.option("--simgrid", is_flag=True, help="Hold flows against SimGrid instead, where it is.")

@@ -15,7 +15,7 @@ from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 from labkit.frameworks.namespaces import FRAME, burst, require_means
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE

@@ -28,6 +28,7 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.common.nearest import named_arguments
 from labkit.common.places import runtime_folder
+from labkit.common.quantities import parse_limit
 from labkit.common.units import plural
 from labkit.communicator import Communicator
 from labkit.communicator.sheet import ENDED
@@ -110,7 +111,7 @@ class Cluster:
         workers: int | None = None,
         threads: int = 1,
         name: str | None = None,
-        limit: float = 600.0,
+        limit: float | str = 600.0,
         hosts: Sequence[str] | str | Path | None = None,
         launcher: str | None = None,
         nodes: int | None = None,
@@ -132,7 +133,8 @@ class Cluster:
             **more,
         )
         self.name = name or usual_name(how)
-        self.workers, self.threads, self.limit = how.workers, threads, limit
+        self.workers, self.threads = how.workers, threads
+        self.limit = parse_limit(limit)
         self._begin(Kept(folder_of(self.name), self.name, how, oversubscribe))
 
     def _begin(self, engines: Kept | Visited) -> None:
@@ -145,7 +147,7 @@ class Cluster:
 
     @classmethod
     @named_arguments()
-    def attach(cls, file: Path | str, limit: float = 600.0) -> Self:
+    def attach(cls, file: Path | str, limit: float | str = 600.0) -> Self:
         """Use a cluster that another machine keeps, for as long as it is up; see `attach_file`.
 
         Args:
@@ -157,8 +159,9 @@ class Cluster:
             LabkitError: the cluster has ended, or no way leads to it.
         """
         found = cls.__new__(cls)
+        found.limit = parse_limit(limit)
         engines = Visited(Path(file))
-        found.how, found.name, found.limit = engines.how, engines.name, limit
+        found.how, found.name = engines.how, engines.name
         found.workers, found.threads = engines.how.workers, engines.how.threads
         found._begin(engines)
         return found

@@ -10,6 +10,7 @@ import numpy as np
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
+from labkit.common.quantities import parse_bytes
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.exchange.bucket import Bucket
@@ -51,7 +52,7 @@ class Exchange:
             gradients are there, while backpropagation goes on (its end, where ranks of one host
             compute on all cores); "staggered": as sequential, and ranks take turns at links that
             they share; "priority": see `labkit.exchange.priority`.
-        bucket_bytes: how many bytes of gradients travel together.
+        bucket_bytes: how many bytes of gradients travel together, a number or such as "4MiB".
         compressor: how they are said in fewer bytes, a compressor or the name of one; None: as
             they are.
         seed: of the compressor's random choices.
@@ -75,7 +76,7 @@ class Exchange:
         communicator: Communicator,
         algorithm: str = "auto",
         schedule: str = "sequential",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | str = BUCKET_BYTES,
         compressor: Compressor | Mapping[str, JSON] | str | None = None,
         seed: int = 0,
         paces: bool = True,
@@ -88,7 +89,8 @@ class Exchange:
         self._after = self.schedule.after  # whether the step stands still for all buckets
         self.guard = guard
         self.clock = communicator.clock
-        self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
+        self.algorithm = algorithm
+        self.bucket_bytes = parse_bytes(bucket_bytes, "bucket_bytes")
         self.compressor = None if compressor is None else parse(compressor)
         self._compressed: Compressed | None = None
         self._recalled: Choice | None = None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from pydantic import (
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     SerializeAsAny,
     field_validator,
@@ -22,6 +21,7 @@ from labkit.common.checked import Checked
 from labkit.common.content import JSON, as_json, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
+from labkit.common.quantities import PositiveSeconds, Seconds
 from labkit.common.shards import IID, concentration
 from labkit.experiment import planted
 from labkit.experiment.brief import brief, html_of
@@ -113,9 +113,9 @@ class Experiment(Checked):
     clock: Literal["wall", "virtual"] = "wall"
     compute: ComputeTime | None = None
     slow: dict[int, Slowdown] = Field(default_factory=dict)
-    later: tuple[tuple[int, int, PositiveFloat], ...] = ()
+    later: tuple[tuple[int, int, PositiveSeconds], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
-    lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
+    lost: tuple[tuple[int, Seconds], ...] = ()
     faults: tuple[Fault, ...] = ()
     bad_numbers: Literal["stop", "skip", "clip"] | None = None
     check_every: int = Field(default=0, ge=0)

@@ -24,7 +24,7 @@ class ExchangeOptions(TypedDict, total=False):
 
     algorithm: str
     schedule: str
-    bucket_bytes: int
+    bucket_bytes: int | str
     compressor: Compressor | Mapping[str, JSON] | str | None
     seed: int
     guard: Guard | None

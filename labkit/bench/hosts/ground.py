@@ -12,7 +12,7 @@ from labkit.cluster import Cluster
 from labkit.cluster.start import PLACES, VARIABLES
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import refuse_unknown
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
