@@ -38,22 +38,22 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']
     """
-    given = _letters(str(name))
-    folded = {each: _letters(each) for each in allowed}
-    if not isinstance(name, str) or not given:
-        return []
+    given = _letters(name) if isinstance(name, str) else ""
+    known: dict[str, str] = {}
+    for each in allowed if given else ():
+        known.setdefault(_letters(each), each)
     moved = sorted(given)  # letters that have changed places, of which difflib counts too many
     for same in (
-        [each for each, letters in folded.items() if letters == given],
-        [each for each in folded if _initials(each) == given],
-        [each for each, letters in folded.items() if sorted(letters) == moved],
+        [each for letters, each in known.items() if letters == given],
+        [each for each in known.values() if _initials(each) == given],
+        [each for letters, each in known.items() if sorted(letters) == moved],
+        [known[letters] for letters in difflib.get_close_matches(given, known, n=1)],
     ):
         if same:
             return same[:1]
-    if close := difflib.get_close_matches(given, list(folded.values()), n=1):
-        return [each for each, letters in folded.items() if letters == close[0]][:1]
-    inside = [each for each, letters in folded.items() if len(given) > 2 and given in letters]
-    return sorted(inside, key=lambda each: not folded[each].startswith(given))[:MOST]
+    inside = [letters for letters in known if len(given) > 2 and given in letters]
+    inside.sort(key=lambda letters: (not letters.startswith(given), len(letters)))
+    return [known[letters] for letters in inside[:MOST]]
 
 
 def listed(name: object, allowed: Collection[str], word: str = "allowed") -> str:

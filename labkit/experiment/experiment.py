@@ -25,6 +25,7 @@ from labkit.common.quantities import PositiveSeconds, Seconds
 from labkit.common.shards import IID, concentration
 from labkit.experiment import planted
 from labkit.experiment.brief import brief, html_of
+from labkit.experiment.keras_names import check_names
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
@@ -230,6 +231,7 @@ class Experiment(Checked):
                 f"capacities has {len(self.capacities)} numbers for workers={self.workers}; "
                 "give one a worker"
             )
+        check_names(self.loss, self.metrics, self.optimizer, self.optimizer_options)
         self._check_clock()
         if self.shards != IID:
             self._check_labels(shapes.task if shapes else None)
