@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 
 from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
-from labkit.common import imports
+from labkit.common import imports, keras_settings
 from labkit.common.content import JSON
 from labkit.common.errors import InvalidInput, LabkitError, gist
 from labkit.common.limits import Limits
@@ -229,7 +229,8 @@ class Calls(Asked, Generic[T]):
                 "modules": (modules := imports.folder()),
                 "luggage": None if cluster.how.is_local else pack(modules),
                 # Engines were started by whoever came first, with that process's environment.
-                "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
+                "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
+                | keras_settings.carried(),
                 **extra,
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from labkit.cluster.start import FURTHER, Start
 from labkit.cluster.submitted import Submitted, run_seeds
 from labkit.cluster.visited import Visited
 from labkit.cluster.warm import take_over
+from labkit.common import keras_settings
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.limits import Limits
 from labkit.common.nearest import named_arguments
@@ -121,6 +123,8 @@ class Cluster:
         oversubscribe: bool = False,
         **more: str,
     ) -> None:
+        for what, advice in keras_settings.notes():
+            warnings.warn(f"{what}; {advice}", stacklevel=3)
         self.how = how = Start.asked(
             workers,
             threads,

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import atexit
 
+import labkit.keras.tensorflow_backend  # noqa: F401
+
+# isort: split
 import tensorflow as tf
 
 from labkit.common.nearest import named_arguments

@@ -29,6 +29,7 @@ CHECKS: list[Check] = [
     programs.chromium,
     programs.slurm,
     programs.tensorflow,
+    programs.keras,
 ]
 # These wait for other processes, and import nothing: threads that import at once can deadlock.
 WAITING = {
