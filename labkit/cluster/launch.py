@@ -20,6 +20,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.places import bytecode_variables
 from labkit.common.privacy import scrub
+from labkit.common.terminal import utf8_variables
 from labkit.common.units import plural
 from labkit.records.endings import End, described
 
@@ -124,7 +125,10 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | bytecode_variables() | {imports.VARIABLE: imports.folder()},
+            env=os.environ
+            | bytecode_variables()
+            | utf8_variables()
+            | {imports.VARIABLE: imports.folder()},
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.

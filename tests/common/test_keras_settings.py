@@ -63,7 +63,7 @@ def test_a_variable_comes_before_the_file(said: Path, monkeypatch: pytest.Monkey
     said.write_text('{"backend": "tensorflow"}')
     keras_settings.refuse_other_backend()
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    with pytest.raises(InvalidInput, match="^KERAS_BACKEND=torch: labkit trains with"):
+    with pytest.raises(InvalidInput, match=r"^KERAS_BACKEND=torch: labkit trains with"):
         keras_settings.refuse_other_backend()
 
 
