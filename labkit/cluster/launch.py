@@ -18,6 +18,7 @@ from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
+from labkit.common.machine import require_loopback
 from labkit.common.places import bytecode_variables
 from labkit.common.privacy import scrub
 from labkit.common.terminal import utf8_variables
@@ -107,6 +108,8 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
         NotStarted: the engines did not start; the message ends with what they said.
         LabkitError: those of an earlier cluster do not end.
     """
+    if how.is_local:
+        require_loopback()
     kept = folder / "keeper.lock"
     if is_held(kept):
         # A start that another has given up goes on for who has come since. A keeper that is just

@@ -36,9 +36,9 @@ def test_a_notebook_prints_and_fails_in_its_own_words() -> None:
     Path("greek.py").write_text(NOTEBOOK, encoding="utf-8")
     done = labkit("run", "greek.py", "-p", "text", "φ")
     assert "φ × …\n" in done.stdout.decode()
-    assert "cell In [2]: ValueError: é is the cause" in done.stderr.decode()
+    assert "ValueError: é is the cause" in done.stderr.decode()
     assert b"Traceback" not in done.stdout + done.stderr
-    assert "φ × …" in Path("runs/greek/001/output.ipynb").read_text(encoding="utf-8")
+    assert "φ × …" in next(Path("runs").rglob("output.ipynb")).read_text("utf-8")
     listed = labkit("ls")
     assert "é is the cause" in listed.stdout.decode()
     assert listed.returncode == 0

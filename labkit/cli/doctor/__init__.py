@@ -19,6 +19,7 @@ CHECKS: list[Check] = [
     deaths.deaths,
     machine.cores,
     machine.root,
+    machine.loopback,
     machine.memory,
     machine.disk,
     clusters.clusters,
