@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 from labkit.bench.timing import Row
 from labkit.bench.victim import LEFT, Victim, wait_for
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import LabkitError
+from labkit.common.nearest import refuse_unknown
 
 Act: TypeAlias = Callable[[Victim], None]
 STILL = 20.0  # seconds for which everything is stopped
@@ -183,9 +184,7 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
     Raises:
         InvalidInput: a name that is none.
     """
-    for name in only:
-        if name not in ATTACKS:
-            raise InvalidInput(f"attack {name!r} is not known; allowed: {', '.join(ATTACKS)}")
+    refuse_unknown("attack", only, ATTACKS)
     draw = random.Random(seed)
     for name in only or ATTACKS:
         if name in DISKS and os.geteuid() != 0:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.common.output import output_option
+from labkit.common.quantities import parse_bytes
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -31,21 +34,23 @@ def bench() -> None:
 def numbers(_: click.Context, __: click.Parameter, text: str) -> list[int]:
     """An option's numbers, with commas between them."""
     try:
-        # By way of float, so that 1e6 is a number of bytes.
         return [int(float(part)) for part in text.split(",")]
     except (ValueError, OverflowError):  # OverflowError: inf
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 1e6,4e6") from None
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 1,2,4") from None
 
 
 def _sizes(context: click.Context, option: click.Parameter, text: str | None) -> list[int]:
-    return numbers(context, option, text) if text else []
+    try:
+        return [parse_bytes(part) for part in text.split(",")] if text else []
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @bench.command()
 @click.option("--workers", default=2, show_default=True, help="MPI ranks.")
 @NETWORK
 @click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
-@click.option("--bytes", "sizes", default="1048576,4194304,16777216", callback=numbers)
+@click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=_sizes)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 def collectives(
@@ -73,7 +78,7 @@ def collectives(
 @bench.command()
 @click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
 @click.option("--algorithms", default="ring,master_worker", show_default=True)
-@click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=numbers)
+@click.option("--bytes", "sizes", default="64KiB,256KiB,1MiB,4MiB", callback=_sizes)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
 @click.option("--simgrid", is_flag=True, help="Hold flows against SimGrid instead, where it is.")
@@ -494,10 +499,9 @@ def hosts(what: list[str], repeats: int | None, file: Path | None) -> None:
     Ends with an error where a sum is wrong, a start does not come, or an end leaves something.
     """
     from labkit.bench.hosts import PARTS, trouble
-    from labkit.common.errors import InvalidInput, LabkitError
+    from labkit.common.errors import LabkitError
 
-    if unknown := [name for name in what if name not in PARTS]:
-        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    refuse_unknown("what", what, PARTS)
     rows = []
     for name in what or PARTS:
         found = PARTS[name].measure(repeats or PARTS[name].repeats)
@@ -527,10 +531,9 @@ def faults(what: list[str], repeats: int | None, file: Path | None) -> None:
     a training that was resumed is another one.
     """
     from labkit.bench.faults.parts import PARTS, summary, trouble
-    from labkit.common.errors import InvalidInput, LabkitError
+    from labkit.common.errors import LabkitError
 
-    if unknown := [name for name in what if name not in PARTS]:
-        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    refuse_unknown("what", what, PARTS)
     there = file is not None and file.exists()
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
     for name in what or PARTS:
@@ -655,10 +658,7 @@ def _check_exchange(
         ("schedule", schedules, SCHEDULES),
         ("algorithm", [algorithm], ("auto", *ALGORITHMS)),
     ):
-        unknown = [value for value in values if value not in allowed]
-        if unknown or not values:
-            given = repr(unknown[0]) if unknown else "nothing"
-            raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+        refuse_unknown(field, values or [""], allowed)
     words = [name for name in cases if name in WORD_CASES]
     own = [name for name in schedules if SCHEDULES[name].into_next]
     if words and own:

@@ -14,7 +14,7 @@ from labkit.bench.steps import CASES, WORD_CASES, Averaging, Model, WordModel
 from labkit.bench.timing import Row, added, head, spread
 from labkit.bench.turns import STEPS, WARM, Step, take
 from labkit.cluster import Cluster
-from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
 from labkit.network import Network
 from labkit.strategies import AllReduce
@@ -66,9 +66,7 @@ def measure(
         order (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice:
         gradients as rows, and dense.
     """
-    unknown = [name for name in cases if name not in KNOWN]
-    if unknown:
-        raise InvalidInput(f"case {unknown[0]!r} is not known; allowed: {', '.join(KNOWN)}")
+    refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     turns = repeats if others else 1

@@ -14,7 +14,8 @@ from labkit.bench.joined import Ranks, joined_at
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
-from labkit.common.units import bits_of
+from labkit.common.nearest import refuse_unknown
+from labkit.common.quantities import bits_of
 from labkit.frameworks.namespaces import FRAME, burst, require_means
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
@@ -63,9 +64,7 @@ def measure(
         LabkitError: no root, no iproute2, or a kernel without the parts.
     """
     bits = {rate: bits_of(rate) for rate in rates}
-    unknown = [name for name in algorithms if name not in ALLREDUCE]
-    if unknown:
-        raise InvalidInput(f"algorithms={unknown} are not known; allowed: {', '.join(ALLREDUCE)}")
+    refuse_unknown("algorithm", algorithms, ALLREDUCE)
     if min(sizes, default=0) < 4 or repeats < 1:
         raise InvalidInput(f"bytes={sizes}, repeats={repeats}: give sizes from 4, repeats from 1")
     wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]

@@ -17,7 +17,7 @@ from labkit.bench.pair import LEAD, Pair, connections
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 from labkit.communicator.clock import WALL
 from labkit.frameworks.namespaces import FRAME, class_of, require_means
 from labkit.network import Network, drained

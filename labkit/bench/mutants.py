@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from labkit.bench.mutations import Mutant, mutants
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.nearest import listed
 
 ROOMS = ("exchange", "compression", "strategies")
 SLACK = 120.0  # seconds that a mutant's tests may take beyond PATIENCE times what they take sound
@@ -104,7 +105,7 @@ def _seconds(root: Path, test: Path) -> float:
 def _modules(root: Path, room: str) -> list[Path]:
     found = sorted((root / "labkit" / room).rglob("*.py")) if room.isidentifier() else []
     if not found:
-        raise InvalidInput(f"labkit has no room {room!r}; allowed: {', '.join(ROOMS)} and others")
+        raise InvalidInput(f"labkit has no room {room!r}{listed(room, ROOMS)} and others")
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.bench.timing import Row, head, spread
 from labkit.bench.turns import Step
 from labkit.cluster import Cluster
-from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
 from labkit.schedules import PIPELINE
 from labkit.simulate import simulate_pipeline
@@ -59,11 +59,7 @@ def measure(
     # Rows of a batch, one stage a rank.
     cut = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
     allowed = [*cut, DELAYED]
-    for name in schedules:
-        if name not in allowed:
-            raise InvalidInput(
-                f"schedule {name!r} is not known here; allowed: {', '.join(allowed)}"
-            )
+    refuse_unknown("schedule", schedules, allowed)
     cases = [
         (name, count) for name in schedules for count in (microbatches if name != DELAYED else [1])
     ]

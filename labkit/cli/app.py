@@ -31,7 +31,7 @@ from labkit.cli.warm import warm
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.output import output_option
 from labkit.common.paths import keep_bytecode
-from labkit.common.terminal import one_line, say
+from labkit.common.terminal import one_line, restart_in_utf8, say
 from labkit.records.endings import by_whom, terminate
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class _OneLine(click.Group):
 @click.version_option(package_name="labkit")
 def app() -> None:
     """Ask questions about distributed deep learning; answer them on real MPI ranks."""
+    restart_in_utf8()
     # Here, so that whatever a command starts inherits it: jobs, keepers, engines.
     keep_bytecode()
 

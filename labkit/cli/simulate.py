@@ -13,6 +13,7 @@ import click
 
 from labkit.common.errors import InvalidInput
 from labkit.common.output import output_option
+from labkit.common.quantities import parse_bytes
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("algorithm", required=False)
 @click.option("--workers", default=8, show_default=True, help="Ranks; up to 10,000.")
-@click.option("--bytes", "nbytes", default=1e8, show_default=True, help="Of the buffer.")
+@click.option("--bytes", "nbytes", default="1e8", show_default=True, help="Of the buffer.")
 @click.option(
     "--network",
     default="1GbE",
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def simulate(
     algorithm: str | None,
     workers: int,
-    nbytes: float,
+    nbytes: str,
     network: str,
     gamma: float,
     published: bool,
@@ -51,7 +52,7 @@ def simulate(
     if algorithm is None:
         _published(file)
     else:
-        _allreduce(algorithm, workers, nbytes, network, gamma)
+        _allreduce(algorithm, workers, parse_bytes(nbytes, "--bytes"), network, gamma)
 
 
 def _published(file: Path | None) -> None:

@@ -11,6 +11,7 @@ import click
 
 from labkit.cli.notebook_options import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
+from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
 @click.option("--launcher", type=click.Choice(["local", "slurm"]), help=LAUNCHER)
 @click.option("--slurm", metavar="WORDS", help="Of sbatch for each member: '-N2 -t 10'.")
-@click.option("--limit", type=float, default=None, help="Seconds that a member may take.")
+@click.option("--limit", default=None, help="What a member may take: seconds, or such as 10min.")
 @click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
 @click.option("--name", default=None, help="Of the sweep's folder.")
 @click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
@@ -132,7 +133,7 @@ def _queued(launcher: str | None, words: str | None) -> Record:
     return {"slurm": None if launcher == "local" else words or ""}
 
 
-def _options(jobs: str | None, limit: float | None) -> Record:
+def _options(jobs: str | None, limit: str | None) -> Record:
     """Those that are given, checked; "jobs" is None where cores decide."""
     options: Record = {}
     if jobs is not None:
@@ -140,9 +141,7 @@ def _options(jobs: str | None, limit: float | None) -> Record:
             raise InvalidInput(f"--jobs {jobs} is impossible; give auto, or a whole number from 1")
         options["jobs"] = None if jobs == "auto" else int(jobs)
     if limit is not None:
-        if not 0 < limit < float("inf"):
-            raise InvalidInput(f"--limit {limit:g} is impossible; give seconds above 0")
-        options["limit"] = limit
+        options["limit"] = parse_limit(limit, "--limit")
     return options
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 
 from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
-from labkit.common import imports
+from labkit.common import imports, keras_settings
 from labkit.common.canonical_json import JSON
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput, LabkitError, gist
 from labkit.common.timeouts import Limits
 from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
 from labkit.communicator.status_table import ENDED
@@ -229,7 +229,8 @@ class Calls(CallRequest, Generic[T]):
                 "modules": (modules := imports.folder()),
                 "luggage": None if cluster.how.is_local else pack(modules),
                 # Engines were started by whoever came first, with that process's environment.
-                "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"},
+                "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
+                | keras_settings.carried(),
                 **extra,
             }
         )
@@ -373,16 +374,16 @@ class Calls(CallRequest, Generic[T]):
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
             # The one that others have waited for is to blame, not the one that waited.
             rank = int(late[1])
-            raise RankError(f"rank {rank} did not come: {name}: {_gist(value)}{note}", rank, remote)
+            raise RankError(f"rank {rank} did not come: {name}: {gist(value)}{note}", rank, remote)
         if name == HostSilent.__name__ and (gone := _GONE.search(value)):
             stands = self._stands(int(gone[1]))
-            raise RankError(f"{_gist(value)}{stands}{note}", int(gone[1]), remote)
+            raise RankError(f"{gist(value)}{stands}{note}", int(gone[1]), remote)
         if name == RankDied.__name__ and (died := _DIED.search(value)):
             raise RankError(
-                f"{_gist(value)}, and this call does not go on without it; the engines start anew",
+                f"{gist(value)}, and this call does not go on without it; the engines start anew",
                 int(died[1].split(",")[0]),
             )
-        told = f"{_gist(value)}{out_of_memory(f'{name}: {value}')}"
+        told = f"{gist(value)}{out_of_memory(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
 
     def _stands(self, rank: int) -> str:
@@ -407,10 +408,3 @@ def _has_failed(call: ipyparallel.AsyncResult) -> bool:
 
 def _has_succeeded(call: ipyparallel.AsyncResult) -> bool:
     return bool(call.ready() and call.successful())
-
-
-def _gist(message: str) -> str:
-    """One line: TensorFlow puts what went wrong at the end of a page of traceback."""
-    lines = [line.strip() for line in message.splitlines()]
-    told = [line for line in lines if line and not line.startswith("[[")]
-    return told[-1] if told else message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,11 +22,14 @@ from labkit.cluster.namespace_transfer import Carried, give, take
 from labkit.cluster.prediction import ask, check_rows, together
 from labkit.cluster.remote_engines import Visited
 from labkit.cluster.resume import Resumed, checked, earlier, keeping, path_of
-from labkit.cluster.start import Start
+from labkit.cluster.start import FURTHER, Start
 from labkit.cluster.submission import Submitted, run_seeds
 from labkit.cluster.warm import take_over
+from labkit.common import keras_settings
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.nearest import named_arguments
 from labkit.common.paths import runtime_folder
+from labkit.common.quantities import parse_limit
 from labkit.common.timeouts import Limits
 from labkit.common.units import plural
 from labkit.communicator import Communicator
@@ -103,12 +107,13 @@ class Cluster:
             asked for; the message ends with what they said.
     """
 
+    @named_arguments(*FURTHER)
     def __init__(
         self,
         workers: int | None = None,
         threads: int = 1,
         name: str | None = None,
-        limit: float = 600.0,
+        limit: float | str = 600.0,
         hosts: Sequence[str] | str | Path | None = None,
         launcher: str | None = None,
         nodes: int | None = None,
@@ -118,6 +123,8 @@ class Cluster:
         oversubscribe: bool = False,
         **more: str,
     ) -> None:
+        for what, advice in keras_settings.notes():
+            warnings.warn(f"{what}; {advice}", stacklevel=3)
         self.how = how = Start.asked(
             workers,
             threads,
@@ -130,7 +137,8 @@ class Cluster:
             **more,
         )
         self.name = name or usual_name(how)
-        self.workers, self.threads, self.limit = how.workers, threads, limit
+        self.workers, self.threads = how.workers, threads
+        self.limit = parse_limit(limit)
         self._begin(LocalEngines(folder_of(self.name), self.name, how, oversubscribe))
 
     def _begin(self, engines: LocalEngines | Visited) -> None:
@@ -142,7 +150,8 @@ class Cluster:
         self.start()
 
     @classmethod
-    def attach(cls, file: Path | str, limit: float = 600.0) -> Self:
+    @named_arguments()
+    def attach(cls, file: Path | str, limit: float | str = 600.0) -> Self:
         """Use a cluster that another machine keeps, for as long as it is up; see `attach_file`.
 
         Args:
@@ -154,8 +163,9 @@ class Cluster:
             LabkitError: the cluster has ended, or no way leads to it.
         """
         found = cls.__new__(cls)
+        found.limit = parse_limit(limit)
         engines = Visited(Path(file))
-        found.how, found.name, found.limit = engines.how, engines.name, limit
+        found.how, found.name = engines.how, engines.name
         found.workers, found.threads = engines.how.workers, engines.how.threads
         found._begin(engines)
         return found
@@ -234,6 +244,7 @@ class Cluster:
         """All engines in rank order: `view.apply_sync(f)[k]` is what rank k returned."""
         return self.client.direct_view(self.engines)
 
+    @named_arguments()
     def run(
         self,
         experiment: Experiment,
@@ -270,6 +281,7 @@ class Cluster:
 
         return run_seeds(experiment, one, begun.path if begun else None)
 
+    @named_arguments()
     def submit(
         self,
         experiment: Experiment,
@@ -364,6 +376,7 @@ class Cluster:
         finally:
             calls.close()
 
+    @named_arguments()
     def predict(
         self,
         run: Run | Path | str,
@@ -506,6 +519,7 @@ class Cluster:
             datasets.ensure(experiment.dataset)
 
 
+@named_arguments()
 def run(
     experiment: Experiment,
     show: bool = True,
@@ -529,6 +543,7 @@ def _player(threads: int) -> Cluster:
     return Cluster(workers=1, threads=threads, launcher="local")
 
 
+@named_arguments()
 def predict(
     run: Run,
     x: Batch,

@@ -18,8 +18,10 @@ from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
+from labkit.common.machine import require_loopback
 from labkit.common.paths import bytecode_variables
 from labkit.common.privacy import scrub
+from labkit.common.terminal import utf8_variables
 from labkit.common.units import plural
 from labkit.records.endings import End, described
 
@@ -106,6 +108,8 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
         NotStarted: the engines did not start; the message ends with what they said.
         LabkitError: those of an earlier cluster do not end.
     """
+    if how.is_local:
+        require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
         # A start that another has given up goes on for who has come since. A keeper that is just
@@ -124,7 +128,10 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | bytecode_variables() | {imports.VARIABLE: imports.folder()},
+            env=os.environ
+            | bytecode_variables()
+            | utf8_variables()
+            | {imports.VARIABLE: imports.folder()},
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.

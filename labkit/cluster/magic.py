@@ -12,7 +12,7 @@ from contextlib import suppress
 from labkit.cluster.calls import LOOK_EVERY, CallRequest, RankError, Ranks
 from labkit.cluster.lease import Turn
 from labkit.cluster.stack_probe import ask
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, gist
 from labkit.communicator.clock import WALL
 from labkit.communicator.process_inspector import look
 from labkit.communicator.status_table import ENDED
@@ -138,8 +138,7 @@ class _Cell(CallRequest):
         name, value, traceback = self.failure(first)
         _say(f"rank {first} failed:\n{traceback or value}")
         self.wait(GRACE)
-        gist = value.strip().split("\n")[0]
-        told = "; ".join([f"rank {first} failed: {name}: {gist}", *self._end()])
+        told = "; ".join([f"rank {first} failed: {name}: {gist(value)}", *self._end()])
         raise CellFailed(told, first, traceback)
 
     def _watch(self) -> None:

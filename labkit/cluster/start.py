@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 from labkit.common.canonical_json import digest
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.machine import trusts_network
+from labkit.common.nearest import refuse_unknown
 from labkit.common.units import plural
 from labkit.communicator import launcher
 from labkit.hosts import connection
@@ -30,6 +31,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 LAUNCHERS = ("local", "hosts", "slurm")
 STEPS = ("mpiexec", "srun")
 PLACES = ("core", "node")
+FURTHER = ("step", "place", "options", "agent", "interface")  # of a cluster, beside what is usual
 # What a notebook that names no launcher takes: set by `labkit run --launcher …`, and in jobs.
 VARIABLES = {
     "launcher": "LABKIT_LAUNCHER",
@@ -106,9 +108,7 @@ class Start:
 
     def __post_init__(self) -> None:
         for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
-            if getattr(self, field) not in allowed:
-                given = short(getattr(self, field))
-                raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+            refuse_unknown(field, [getattr(self, field)], allowed)
         _check_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
         if self.launcher == "hosts" and not self.hosts:
             raise InvalidInput("launcher='hosts' wants hosts=['a:2', 'b:2'], or a host file")

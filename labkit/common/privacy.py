@@ -6,6 +6,7 @@ import getpass
 import re
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,29 @@ _PATH = re.compile(
 )
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[\w.-]+")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
-_TOO_COMMON = {"root", "user", "localhost", "runner", "home", "main", "worker", "model", "data"}
+_OPEN = {"root", "localhost"}  # names that tell nothing
+_QUOTE = r"""(?:["'`]|\\["']|&(?:quot|apos|\#39|\#x27);)"""
+_SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
+_MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"  # of a line of `ls -l`
+_ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
+# Where the name NAME of a user stands as such; what stands before it is kept.
+_OF_USER = (
+    r"(?P<keep>(?<![\w-]))NAME(?=@[A-Za-z…])",
+    r"(?P<keep>~)NAME(?![\w-])",
+    r"(?P<keep>(?<![A-Za-z])(?:home|homes|[Uu]sers)[/\\]+)NAME(?![\w-])",
+    rf"(?P<keep>(?i:user|user_?name|log_?name|login|owner)\d?{_SET})NAME(?![\w-])",
+    rf"(?P<keep>(?i:user|login|owner)(?: name)? {_QUOTE})NAME(?={_QUOTE})",
+    r"(?P<keep>\b[ug]id=\d+\()NAME(?=\))",
+    rf"(?P<keep>{_MODE})NAME(?=\s)",
+    rf"(?P<keep>{_MODE}\S+\s+)NAME(?=\s)",
+    r"(?P<keep>(?m:^))NAME(?=\s+\d+\s.*\s(?:\?|pts/\d+|tty\w*)\s)",  # of `ps`
+)
+_OF_HOST = (
+    r"(?P<keep>[\w…]@)NAME(?![\w-])",
+    r"(?P<keep>://(?:[^\s/@]*@)?)NAME(?![\w-])",
+    rf"(?P<keep>(?i:host|host_?name|node_?name|machine){_SET})NAME(?![\w-])",
+    rf"(?P<keep>(?i:host|host ?name|machine) {_QUOTE})NAME(?={_QUOTE})",
+)
 
 
 def scrub(text: str) -> str:
@@ -34,9 +57,18 @@ def scrub(text: str) -> str:
     for place, short in _places():
         text = text.replace(place, short)
     text = _HOME.sub("~", text)
-    text = _PATH.sub(lambda match: match["data"] or f"…/{match['last']}", text)
     names = _names()
-    return names.sub("…", text) if names else text
+    text = _PATH.sub(lambda match: match["data"] or f"…/{_last(match['last'], names)}", text)
+    for name, places in names.items():
+        if name in text:  # else the patterns would go through megabytes of figures
+            for pattern in places:
+                text = pattern.sub(r"\g<keep>…", text)
+    return text
+
+
+def _last(part: str, names: Iterable[str]) -> str:
+    """The last part of a path; it may be the folder of a user."""
+    return "…" if part in names else part
 
 
 @lru_cache
@@ -51,14 +83,24 @@ def _places() -> list[tuple[str, str]]:
 
 
 @lru_cache
-def _names() -> re.Pattern[str] | None:
-    """Matches the user's and the host's name as whole words, unless they are everyday words."""
-    names = {socket.gethostname(), socket.gethostname().split(".")[0]}
+def _names() -> dict[str, list[re.Pattern[str]]]:
+    """The names of user and host, longest first, each with the places where it stands as such.
+
+    Elsewhere a name may be a word, such as the optimizer adam or a node.
+    """
+    host = socket.gethostname()
+    places: dict[str, tuple[str, ...]] = dict.fromkeys((host, host.split(".")[0]), _OF_HOST)
     with suppress(OSError, KeyError):  # a container's user may be a number without a name
-        names.add(getpass.getuser())
-    # Short and everyday names would take words out of sentences.
-    telling = [name for name in names if len(name) > 2 and name.lower() not in _TOO_COMMON]
-    if not telling:
-        return None
-    words = "|".join(re.escape(name) for name in sorted(telling, key=len, reverse=True))
-    return re.compile(rf"(?<![\w-])(?:{words})(?![\w-])")
+        user = getpass.getuser()
+        places[user] = places.get(user, ()) + _OF_USER
+    names = sorted(places.keys() - _OPEN - {""}, key=len, reverse=True)
+    return {name: [_compiled(name, way) for way in _ways(name, places[name])] for name in names}
+
+
+def _ways(name: str, places: tuple[str, ...]) -> tuple[str, ...]:
+    is_no_word = "." in name or (len(name) > 5 and any(letter.isdigit() for letter in name))
+    return (_ANYWHERE,) if is_no_word else places
+
+
+def _compiled(name: str, way: str) -> re.Pattern[str]:
+    return re.compile(way.replace("NAME", re.escape(name)))

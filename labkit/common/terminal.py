@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import locale
+import os
 import re
+import sys
 
 LONGEST = 1_500  # letters of a message; the names of all that is allowed have some hundreds
 # Control characters but tab and newline, C1 too; marks that turn the direction of text; and bytes
@@ -19,6 +23,31 @@ def one_line(text: str) -> str:
     """Text without line breaks; of a very long one the begin and the end."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
+
+
+def utf8_variables() -> dict[str, str]:
+    """Return variables by which Python reads and writes UTF-8; none where it does so already.
+
+    In a POSIX locale it may take files, arguments and output for ASCII.
+    """
+    output = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
+    encodings = (locale.getpreferredencoding(False), output or "utf-8")
+    if {_encoding(each) for each in encodings} == {"utf-8"}:
+        return {}
+    return {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
+
+
+def _encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return name
+
+
+def restart_in_utf8() -> None:
+    """Begin this command anew where Python takes text for ASCII: it names files and rows as is."""
+    if (variables := utf8_variables()) and not sys.flags.ignore_environment:
+        os.execve(sys.executable, sys.orig_argv, os.environ | variables)
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

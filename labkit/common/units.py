@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, TypeAlias
-
-from labkit.common.errors import InvalidInput, short
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -58,20 +55,6 @@ def bits_text(bandwidth: float) -> str:
     # As for seconds: 999.9 Mb/s are said to be 1 Gb/s.
     scale, unit = next((pair for pair in _BITS if bits >= 0.9995 * pair[0]), _BITS[-1])
     return f"{bits / scale:.3g} {unit}"
-
-
-_RATES = {"Mb": 10**6, "Gb": 10**9}
-
-
-def bits_of(rate: str, field: str = "rate") -> int:
-    """Bits/s of a rate such as 100Mb, 100Mb/s or 1Gb/s. Raises: InvalidInput, naming the field."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(Mb|Gb)(?:/s)?", rate) if isinstance(rate, str) else None
-    if not found or float(found[1]) * _RATES[found[2]] < _RATES["Mb"]:
-        raise InvalidInput(
-            f"{field}={short(rate)} is impossible; "
-            "give bits a second from 1Mb up, such as 100Mb or 1Gb"
-        )
-    return round(float(found[1]) * _RATES[found[2]])
 
 
 def plural(count: int, what: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from labkit.common.errors import InvalidInput, short
+from labkit.common.nearest import hint, listed, words_of
 
 
 class Checked(BaseModel):
@@ -58,7 +59,7 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 
 
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
-    errors = error.errors()
+    errors = sorted(error.errors(), key=_rank)
     first = errors[0]
     if first["type"] == "value_error":  # raised by labkit: already a sentence
         return first["msg"].removeprefix("Value error, ")
@@ -66,12 +67,18 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        fields = ", ".join(kind.model_fields) or "no fields"
-        return f"{kind.__name__} has no {short(field)}; it has: {fields}"
+        fields = list(kind.model_fields) or ["no fields"]
+        return f"{kind.__name__} has no {short(field)}{listed(field, fields, 'it has')}"
     if first["type"] == "missing":
         return f"{kind.__name__} needs {field!r}: give {field}=…"
     # Of a field that may be of several kinds, each kind tells what it wants.
     rules = dict.fromkeys(e["msg"] for e in errors if e["loc"][0] == first["loc"][0])
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
-    return f"{place}={short(first['input'])} is impossible: {allowed}"
+    near = hint(first["input"], words_of(kind.model_fields[field].annotation))
+    return f"{place}={short(first['input'])} is impossible{near}: {allowed}"
+
+
+def _rank(error: Any) -> int:
+    """An unknown name first: what is missing, or odd, may follow from it."""
+    return {"extra_forbidden": 0, "missing": 2}.get(error["type"], 1)

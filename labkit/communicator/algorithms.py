@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
@@ -24,10 +25,7 @@ def check_algorithm(algorithm: str) -> None:
             f"algorithm={algorithm!r} adds in switches, which no rank is: it is simulated and "
             f"drawn (labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
         )
-    if algorithm not in ALGORITHMS:
-        raise InvalidInput(
-            f"algorithm={algorithm!r} is not known; allowed: {', '.join(ALGORITHMS)}"
-        )
+    refuse_unknown("algorithm", [algorithm], ALGORITHMS)
 
 
 def refuse_unmetered(algorithm: str, network: object) -> None:

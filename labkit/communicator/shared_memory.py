@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from labkit.common.errors import LabkitError
+from labkit.common.units import bytes_text
 from labkit.communicator.numbers import is_narrow
 from labkit.communicator.status_board import RankDied
 from labkit.communicator.wait_policy import WaitPolicy
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 Piece: TypeAlias = tuple[int, np.ndarray]
 
 BLOCK = 1 << 18  # bytes that stay in a core's cache between adding and writing
+SHARED = Path("/dev/shm")  # where Open MPI keeps it
 LINE = 64  # bytes of a cache line: no two ranks write to the same
 
 
@@ -357,7 +361,12 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
     from mpi4py import MPI
 
     size = -(-nbytes // LINE) * LINE + LINE
-    window = MPI.Win.Allocate_shared(0 if common and comm.rank else size, 1, comm=comm)
+    try:
+        window = MPI.Win.Allocate_shared(0 if common and comm.rank else size, 1, comm=comm)
+    except MPI.Exception as error:
+        if told := no_room(size * (1 if common else comm.size)):
+            raise LabkitError(told) from error
+        raise
     views = []
     for rank in range(1 if common else comm.size):
         memory: Any = window.Shared_query(rank)[0]
@@ -367,6 +376,17 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
         views[comm.rank][...] = 0
     comm.Barrier()
     return window, views
+
+
+def no_room(nbytes: int, folder: Path = SHARED) -> str:
+    """Why so many bytes cannot be shared; "" where the folder has room for them."""
+    free = shutil.disk_usage(folder).free if folder.is_dir() else nbytes
+    if free >= nbytes:
+        return ""
+    return (
+        f"ranks share {bytes_text(nbytes)} of memory, and {folder} has {bytes_text(free)} free; "
+        f"give more: mount -o remount,size=2G {folder}  # docker run --shm-size=2g"
+    )
 
 
 def _aligned(whole: np.ndarray, nbytes: int) -> np.ndarray:

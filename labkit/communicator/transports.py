@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.communicator.eager import Slots
 from labkit.communicator.mailbox import Mailbox, Route
 
@@ -40,8 +40,5 @@ def carrier(
     Raises:
         InvalidInput: the name is not known.
     """
-    if transport not in TRANSPORTS:
-        raise InvalidInput(
-            f"transport={transport!r} is not known; allowed: {', '.join(TRANSPORTS)}"
-        )
+    refuse_unknown("transport", [transport], TRANSPORTS)
     return TRANSPORTS[transport](communicator, routes, hosts or range(communicator.size))

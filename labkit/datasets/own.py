@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import listed
 from labkit.common.optional import optional
 from labkit.datasets.adult import one_hot, standardised
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
@@ -254,7 +255,9 @@ def _features(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Arra
 
 def _label(name: str, columns: list[str], options: OwnOptions) -> str:
     if options.label is not None and options.label not in columns:
-        raise InvalidInput(f"{name} has no column {options.label!r}; it has {', '.join(columns)}")
+        raise InvalidInput(
+            f"{name} has no column {options.label!r}{listed(options.label, columns, 'it has')}"
+        )
     return options.label or next((each for each in LABELS if each in columns), columns[-1])
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
+from labkit.common.quantities import parse_bytes
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.exchange.autotune import LEAST, Choice, choose, no_core_is_free, rows_pay
@@ -50,7 +52,7 @@ class Exchange:
             gradients are there, while backpropagation goes on (its end, where ranks of one host
             compute on all cores); "staggered": as sequential, and ranks take turns at links that
             they share; "priority": see `labkit.exchange.priority`.
-        bucket_bytes: how many bytes of gradients travel together.
+        bucket_bytes: how many bytes of gradients travel together, a number or such as "4MiB".
         compressor: how they are said in fewer bytes, a compressor or the name of one; None: as
             they are.
         seed: of the compressor's random choices.
@@ -74,23 +76,21 @@ class Exchange:
         communicator: Communicator,
         algorithm: str = "auto",
         schedule: str = "sequential",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | str = BUCKET_BYTES,
         compressor: Compressor | Mapping[str, JSON] | str | None = None,
         seed: int = 0,
         paces: bool = True,
         guard: Guard | None = None,
         eager: bool = False,
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise InvalidInput(
-                f"schedule={schedule!r} is not known; allowed: {', '.join(SCHEDULES)}"
-            )
+        refuse_unknown("schedule", [schedule], SCHEDULES)
         self.schedule = SCHEDULES[schedule]
         self.communicator, self._paces, self._eager = communicator, paces, eager
         self._after = self.schedule.after  # whether the step stands still for all buckets
         self.guard = guard
         self.clock = communicator.clock
-        self.algorithm, self.bucket_bytes = algorithm, bucket_bytes
+        self.algorithm = algorithm
+        self.bucket_bytes = parse_bytes(bucket_bytes, "bucket_bytes")
         self.compressor = None if compressor is None else parse(compressor)
         self._compressed: Compressed | None = None
         self._recalled: Choice | None = None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from pydantic import (
     Field,
-    NonNegativeFloat,
     PositiveFloat,
     SerializeAsAny,
     field_validator,
@@ -20,16 +19,18 @@ from pydantic import (
 from labkit import datasets, models
 from labkit.common.canonical_json import JSON, as_json, digest, label_of
 from labkit.common.data_partition import IID, concentration
-from labkit.common.errors import InvalidInput, short
+from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
+from labkit.common.quantities import PositiveSeconds, Seconds
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.captured_state import refuse_lost_state
+from labkit.experiment.keras_names import check_names
 from labkit.experiment.summary import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
 from labkit.strategies import STRATEGIES, AllReduce, ProgramStrategy, Strategy
-from labkit.strategies.validation import OPTIMIZERS
+from labkit.strategies.validation import OPTIMIZERS, one_of
 
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
@@ -114,9 +115,9 @@ class Experiment(Checked):
     clock: Literal["wall", "virtual"] = "wall"
     compute: ComputeTime | None = None
     slow: dict[int, Slowdown] = Field(default_factory=dict)
-    later: tuple[tuple[int, int, PositiveFloat], ...] = ()
+    later: tuple[tuple[int, int, PositiveSeconds], ...] = ()
     order: tuple[tuple[int, int, int], ...] = ()
-    lost: tuple[tuple[int, NonNegativeFloat], ...] = ()
+    lost: tuple[tuple[int, Seconds], ...] = ()
     faults: tuple[Fault, ...] = ()
     bad_numbers: Literal["stop", "skip", "clip"] | None = None
     check_every: int = Field(default=0, ge=0)
@@ -189,10 +190,7 @@ class Experiment(Checked):
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, value: str) -> str:
-        if value not in OPTIMIZERS:
-            allowed = ", ".join(OPTIMIZERS)
-            raise ValueError(f"optimizer={short(value)} is not known; allowed: {allowed}")
-        return value
+        return one_of("optimizer", value, OPTIMIZERS)
 
     @field_validator("shards")
     @classmethod
@@ -236,6 +234,7 @@ class Experiment(Checked):
                 f"capacities has {len(self.capacities)} numbers for workers={self.workers}; "
                 "give one a worker"
             )
+        check_names(self.loss, self.metrics, self.optimizer, self.optimizer_options)
         self._check_clock()
         if self.shards != IID:
             self._check_labels(shapes.task if shapes else None)

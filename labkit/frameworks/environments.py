@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.nearest import listed, refuse_unknown
 from labkit.common.paths import peers_folder
 from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
@@ -105,8 +106,7 @@ def find(name: str) -> Found | str:
     Raises:
         InvalidInput: it is not known.
     """
-    if name not in PEERS:
-        raise InvalidInput(f"peer={name!r} is not known; allowed: {', '.join(PEERS)}")
+    refuse_unknown("peer", [name], PEERS)
     kind = PEERS[name]
     if here := versions(kind.modules):
         return Found(name, sys.executable, here)
@@ -139,7 +139,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
         LabkitError: a command has failed.
     """
     if name not in SET_UP:
-        raise InvalidInput(f"peer={name!r} is not set up here; allowed: {', '.join(SET_UP)}")
+        raise InvalidInput(f"peer={name!r} is not set up here{listed(name, SET_UP)}")
     kind, folder = PEERS[name], _folder(name)
     if missing := _missing(kind):
         raise InvalidInput(

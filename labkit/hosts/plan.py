@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.common.errors import InvalidInput, short
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 
 NAMES = "abcdefgh"  # of hosts
 LOGIN = "login"  # the machine itself, outside

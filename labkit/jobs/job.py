@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.common.errors import gist
 from labkit.common.safe_files import make_folder, open_file, read_file
 from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
@@ -241,7 +242,7 @@ def cause(error: BaseException) -> str:
     'ValueError: no rows'
     """
     name = getattr(error, "ename", type(error).__name__)
-    message = str(getattr(error, "evalue", error)).strip().split("\n")[0]
+    message = gist(str(getattr(error, "evalue", error)))
     number = getattr(error, "exec_count", None)
     place = f"cell In [{number}]: " if number else ""
     return f"{place}{name}: {message}" if message else f"{place}{name}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.common import imports
+from labkit.common.machine import require_loopback
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.jobs import parameters
@@ -57,7 +58,9 @@ def execute(
         InvalidInput: the parameters break the notebook's contract; nothing was started.
     """
     notebook = Path(notebook)
-    job = start(notebook, parameters.check(notebook, given or {}), root, resume=resume)
+    values = parameters.check(notebook, given or {})
+    require_loopback()
+    job = start(notebook, values, root, resume=resume)
     begun(job.path)
     while True:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import json
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
 from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.nearest import listed
 from labkit.common.safe_json import NotPlain
 from labkit.jobs import annotation_types, cells
 from labkit.jobs.inference import UNTYPED, infer
@@ -275,11 +275,8 @@ def check_names(notebook: Path, names: Iterable[str], known: Known) -> None:
     """Refuse a name that the notebook does not declare, with the nearest that it does."""
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-            allowed = ", ".join(known) or "none"
             raise InvalidInput(
-                f"{notebook.name} has no parameter {short(name)}{hint}; allowed: {allowed}"
+                f"{notebook.name} has no parameter {short(name)}{listed(name, known)}"
             )
 
 

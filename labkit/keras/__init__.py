@@ -13,8 +13,13 @@ from __future__ import annotations
 
 import atexit
 
+import labkit.keras.tensorflow_backend  # noqa: F401
+
+# isort: split
 import tensorflow as tf
 
+from labkit.common.nearest import named_arguments
+from labkit.common.quantities import parse_limit
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
 from labkit.keras.lars import LARS
@@ -56,13 +61,14 @@ __all__ = [
 ]
 
 
-def init(limit: float = 600.0) -> Communicator:
+@named_arguments()
+def init(limit: float | str = 600.0) -> Communicator:
     """Join the ranks that mpiexec started; on GPU machines take the device of the local rank.
 
     Args:
         limit: seconds after which waiting for another rank raises.
     """
-    communicator = world(limit=limit)
+    communicator = world(limit=parse_limit(limit))
     atexit.register(communicator.leave)
     use_one_device(communicator)
     return communicator

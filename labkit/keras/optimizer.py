@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
@@ -22,12 +23,13 @@ class ExchangeOptions(TypedDict, total=False):
 
     algorithm: str
     schedule: str
-    bucket_bytes: int
+    bucket_bytes: int | str
     compressor: Compressor | Mapping[str, JSON] | str | None
     seed: int
     guard: Guard | None
 
 
+@named_arguments(*ExchangeOptions.__annotations__)
 def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
     optimizer: keras.optimizers.Optimizer | str,
     communicator: Communicator,

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
 from labkit.keras.equivalence_exceptions import Division, why_not, why_words_differ
@@ -258,6 +259,7 @@ def average_statistics(model: keras.Model, communicator: Communicator) -> None:
         variable.assign(mean.reshape(variable.shape))
 
 
+@named_arguments()
 def shard(
     dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
 ) -> tf.data.Dataset:

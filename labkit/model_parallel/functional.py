@@ -87,6 +87,19 @@ def refuse_lost_masks(functional: Functional) -> None:
             )
 
 
+def adapted(layer: keras.Layer) -> str:
+    """What Keras has made of a layer's own weights, or of a part's; "" where they are as built.
+
+    Low-rank weights beside a kernel, or whole numbers in its place, are no part of a slice.
+    """
+    for part in layer._flatten_layers():
+        if getattr(part, "lora_enabled", False):
+            return "it has low-rank weights (enable_lora)"
+        if mode := getattr(part, "quantization_mode", None):
+            return f"it is quantized to {mode}"
+    return ""
+
+
 def is_plain(layer: keras.Layer) -> bool:
     """Whether no regularizer and no constraint looks at all of its weights at once."""
     # Attention keeps them under private names.

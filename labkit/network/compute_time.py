@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from labkit.common.quantities import Seconds
 from labkit.common.validated import Checked
 from labkit.network.random_streams import drawn
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ComputeTime(Checked):
@@ -44,8 +43,8 @@ class ComputeTime(Checked):
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        """A number is a constant, a list are values, a mapping are fields."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        """A number, or a text such as "5ms", is a constant; a list are values; a mapping fields."""
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
             return cls(seconds=value)
         if isinstance(value, list | tuple):
             return cls(values=value)

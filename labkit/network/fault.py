@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from labkit.common.quantities import PositiveSeconds
 from labkit.common.validated import Checked
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # What may be said of each kind, and what it is where that is not said.
 KINDS: dict[str, dict[str, Any]] = {
     "kill": {},
@@ -43,7 +43,7 @@ class Fault(Checked):
     rank: int = Field(ge=0)
     step: int = Field(ge=0)
     kind: Literal["kill", "pause", "slow", "drop", "corrupt", "nan", "inf"] = Field(kw_only=False)
-    seconds: Positive | None = None
+    seconds: PositiveSeconds | None = None
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     steps: int | None = Field(default=None, gt=0)
     message: int | None = Field(default=None, ge=0)

@@ -20,13 +20,13 @@ from pydantic import (
 from labkit import schedules
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
+from labkit.common.nearest import listed
+from labkit.common.quantities import BytesPerSecond, Seconds
 from labkit.common.units import seconds_text
 from labkit.common.validated import Checked
 from labkit.network.random_streams import uniform
 from labkit.schedules.round import Schedule
 
-Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rank: TypeAlias = Annotated[int, Field(ge=0)]
 MANY = 12  # links that are shown unfolded
 _UNITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"), (1.0, "b/s"))
@@ -45,7 +45,7 @@ class Slowdown(Checked):
     compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     transfer: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     law: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
-    pause: tuple[NotNegative, NotNegative] | None = None
+    pause: tuple[Seconds, Seconds] | None = None
 
     @field_validator("pause")
     @classmethod
@@ -92,25 +92,25 @@ def slower_than_fastest(slow: Mapping[int, Slowdown], workers: int) -> list[floa
 class Network(Checked):
     """A network to emulate or to simulate.
 
-    Args: latency: s from the last byte sent to its arrival; bandwidth: bytes/s of a link, each
-    direction; jitter: up to so many s more, drawn for each message from `seed` and the message's
-    number; hosts: ranks of each host, or ranks a host: those share the host's uplink of
-    `bandwidth`, while between them `host_latency` and `host_bandwidth` count (default: the
-    network's); links: (source, destination) -> bytes/s, a directed graph in place of the switch;
-    messages take the route of fewest hops, then of lowest ranks; slow: rank -> `Slowdown`, or a
-    factor on both compute and transfer; sharing: how messages share a link, "fair" (max-min, as
-    TCP's flows do about) or "fifo" (one after the other, each for as long as the link alone would
-    take); name: what figures call it.
+    Args: latency: s from the last byte sent to its arrival, or such as "5ms"; bandwidth: bytes/s of
+    a link, each direction, or such as "1Gb/s"; jitter: up to so many s more, drawn for each message
+    from `seed` and the message's number; hosts: ranks of each host, or ranks a host: those share
+    the host's uplink of `bandwidth`, while between them `host_latency` and `host_bandwidth` count
+    (default: the network's); links: (source, destination) -> bytes/s, a directed graph in place of
+    the switch; messages take the route of fewest hops, then of lowest ranks; slow: rank ->
+    `Slowdown`, or a factor on both compute and transfer; sharing: how messages share a link, "fair"
+    (max-min, as TCP's flows do about) or "fifo" (one after the other, each for as long as the link
+    alone would take); name: what figures call it.
     """
 
-    latency: NotNegative
-    bandwidth: Positive
-    jitter: NotNegative = 0.0
+    latency: Seconds
+    bandwidth: BytesPerSecond
+    jitter: Seconds = 0.0
     seed: int = 0
     hosts: Annotated[int, Field(ge=1)] | tuple[tuple[Rank, ...], ...] | None = None
-    host_latency: NotNegative | None = None
-    host_bandwidth: Positive | None = None
-    links: dict[tuple[Rank, Rank], Positive] | None = None
+    host_latency: Seconds | None = None
+    host_bandwidth: BytesPerSecond | None = None
+    links: dict[tuple[Rank, Rank], BytesPerSecond] | None = None
     slow: dict[Rank, Slowdown] = Field(default_factory=dict)
     sharing: Literal["fair", "fifo"] = "fair"
     name: str = ""
@@ -165,8 +165,8 @@ class Network(Checked):
         """The preset of this name. Raises: InvalidInput, with all names."""
         if name not in PRESETS:
             raise InvalidInput(
-                f"no network is called {name!r}: choose one of {', '.join(PRESETS)}, or give "
-                f"Network(latency=<s>, bandwidth=<bytes/s>)"
+                f"no network is called {name!r}{listed(name, PRESETS)}, or give "
+                "Network(latency=<s>, bandwidth=<bytes/s>)"
             )
         return PRESETS[name]
 

@@ -6,16 +6,16 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.quantities import PositiveSeconds, parse_seconds
 from labkit.common.safe_files import open_file
 from labkit.common.state import decoding
 from labkit.common.validated import Checked
@@ -26,8 +26,8 @@ FOLDER = "checkpoints"  # in a run's directory; in it a folder for each, by its 
 RESUMES = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
 MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
 SECONDS = 30.0  # from one to the next, where nothing is said
+ALLOWED = "steps, or a time such as '30s', '5min', '1h'"
 RANKS = 2**20  # of a checkpoint, at most
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 Same: TypeAlias = Callable[[Record], bool]
 
@@ -46,7 +46,7 @@ class Checkpoint(Checked):
         every: steps, of which some are skipped where they are fewer than three, and of programs
             those of all workers together; or a time such as "30s", "5min", "1h".
         keep: how many of the newest stay.
-        failures: mean time between failures, s: the interval follows from it.
+        failures: mean time between failures, s, or such as "6h": the interval follows from it.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
     1974; J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -55,15 +55,14 @@ class Checkpoint(Checked):
 
     every: PositiveInt | str | None = Field(None, kw_only=False)
     keep: PositiveInt = 2
-    failures: PositiveFloat | None = None
+    failures: PositiveSeconds | None = None
 
     @field_validator("every")
     @classmethod
     def _every(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, str) and not _seconds(value):
-            raise ValueError(
-                f"every={value!r} is no time; give steps, or such as '30s', '5min', '1h'"
-            )
+        if isinstance(value, str) and (value.strip()[-1:].isdigit() or not _seconds(value)):
+            # A text without a unit might be steps.
+            raise ValueError(f"every={value!r} is impossible; give {ALLOWED}")
         return value
 
     @model_validator(mode="after")
@@ -103,8 +102,7 @@ def daly(cost: float, failures: float) -> float:
 
 
 def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text)
-    return float(match[1]) * _UNITS[match[2]] if match else 0.0
+    return parse_seconds(text, "every", ALLOWED)
 
 
 class Resume(NamedTuple):

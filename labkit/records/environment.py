@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from labkit.common import keras_settings
 from labkit.common.canonical_json import JSON
 from labkit.common.machine import machine
 
@@ -21,5 +22,6 @@ def describe() -> dict[str, JSON]:
         "keras": keras.__version__,
         "mpi4py": mpi4py.__version__,
         "mpi": MPI.Get_library_version().split(",")[0].strip(),
+        **({"keras_settings": found} if (found := keras_settings.changed()) else {}),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Literal
 
-from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.records.pace import applied, in_order, own_pace, steps_until
 from labkit.records.run import Run
 
@@ -148,8 +148,7 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
         target: the least accuracy, or the greatest loss, that counts as reached.
         measure: "val_accuracy" or "val_loss".
     """
-    if measure not in ("val_accuracy", "val_loss"):
-        raise InvalidInput(f"measure={measure!r} is not known; allowed: val_accuracy, val_loss")
+    refuse_unknown("measure", [measure], ("val_accuracy", "val_loss"))
     return {each.experiment["seed"]: _arrival(each, target, measure) for each in seeds_of(run)}
 
 

@@ -1,6 +1,7 @@
 """Communication schedules as data: pure functions from the number of ranks to rounds."""
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import listed
 from labkit.schedules.all_to_all import all_to_all
 from labkit.schedules.butterfly import butterfly
 from labkit.schedules.collective import ANY, SUM, Collective, allreduce, count_switches
@@ -50,7 +51,7 @@ def named(name: str) -> Collective[...]:
     """The allreduce or other collective of this name. Raises: InvalidInput, with all names."""
     every = ALLREDUCE | COLLECTIVES | IN_NETWORK
     if name not in every:
-        raise InvalidInput(f"no schedule is called {name!r}: choose one of {', '.join(every)}")
+        raise InvalidInput(f"no schedule is called {name!r}{listed(name, every)}")
     return allreduce(every[name])
 
 

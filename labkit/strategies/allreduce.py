@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.common.quantities import Bytes
 from labkit.communicator import ALGORITHMS, Transport, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
@@ -35,7 +36,7 @@ class AllReduce(Strategy):
         schedule: when buckets travel: "sequential", after backpropagation; "overlap", while it
             goes on, unless ranks of one host compute on all of its cores; "priority", front layers
             first and into the next step; "staggered", one after the other where ranks share a link.
-        bucket_bytes: how much travels together.
+        bucket_bytes: how much travels together; a number, or such as "4MiB".
         compressor: how gradients are said in fewer bytes: one of `labkit.compression.COMPRESSORS`,
             its name, or None. Linear ones are summed on the way, sparse ones merged, others
             gathered, by the algorithm that is named.
@@ -53,7 +54,7 @@ class AllReduce(Strategy):
 
     algorithm: str = Field("auto", kw_only=False)
     schedule: str = "sequential"
-    bucket_bytes: PositiveInt = BUCKET_BYTES
+    bucket_bytes: Bytes = BUCKET_BYTES
     compressor: Nested | None = None
     microscope: int = Field(default=0, ge=0)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import hint
 from labkit.common.rows import cut as divided
 from labkit.strategies.pipeline_rank import Cut, own_models, split, through
 from labkit.strategies.strategy import (
@@ -63,8 +64,8 @@ class Staged(Strategy):
     def _partition(cls, value: str | tuple[int, ...]) -> str | tuple[int, ...]:
         if isinstance(value, str) and value not in ("parameters", "time"):
             raise ValueError(
-                f"partition={value!r} is not known; allowed: 'parameters', 'time', or a number of "
-                "blocks for each stage"
+                f"partition={value!r} is not known{hint(value, ('parameters', 'time'))}; allowed: "
+                "'parameters', 'time', or a number of blocks for each stage"
             )
         return value
 

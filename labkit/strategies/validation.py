@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from labkit.common.data_partition import IID
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 from labkit.strategies.strategy import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ WHOLE = ("adafactor", "lamb", "lars", "muon")
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
     """The value of a field; refuses one that is not allowed, as Pydantic's validators do."""
-    if value not in allowed:
-        raise ValueError(f"{field}={value!r} is not known; allowed: {', '.join(allowed)}")
+    refuse_unknown(field, [value], allowed)
     return value
 
 

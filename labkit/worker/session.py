@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from labkit import models
+from labkit.common import keras_settings
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, Injector, RankDied
@@ -458,6 +459,7 @@ def reset(experiment: Experiment) -> None:
     """Forget the run before: Keras's graph, float type, policy and random state."""
     leave_modules()
     keras.backend.clear_session()
+    _apply(keras_settings.settings(), own=callable(experiment.model))
     keras.config.set_floatx("float64" if experiment.precision == "float64" else "float32")
     keras.config.set_dtype_policy(experiment.precision)
     keras.utils.set_random_seed(experiment.seed)
@@ -466,8 +468,17 @@ def reset(experiment: Experiment) -> None:
 def restore() -> None:
     """Leave Keras as a new process has it: a user's cell may be next in this engine."""
     keras.backend.clear_session()
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+    found = keras_settings.settings()
+    _apply(found)
+    keras.config.set_floatx(found["floatx"])
+    keras.config.set_dtype_policy(found["floatx"])
+
+
+def _apply(found: Mapping[str, Any], own: bool = True) -> None:
+    """Set what keras.json says; named models expect channels last, whatever it says."""
+    keras.config.set_epsilon(found["epsilon"])
+    channels = found["image_data_format"] if own else "channels_last"
+    keras.config.set_image_data_format(channels)
 
 
 def build_model(experiment: Experiment, source: Source) -> keras.Model:

@@ -87,7 +87,7 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"algorithms": ["ring", "mpi"]}, r"\['mpi'\] are not known; allowed: .*ring"),
+        ({"algorithms": ["ring", "mpi"]}, r"algorithm='mpi' is not known; allowed: .*ring"),
         ({"sizes": []}, "give sizes from 4"),
         ({"sizes": [1024, 2]}, "give sizes from 4"),
         ({"repeats": 0}, "repeats from 1"),

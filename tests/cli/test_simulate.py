@@ -44,7 +44,10 @@ def test_own_networks_come_from_yaml_or_json(tmp_path):
     [
         ("latency: 1", "Network needs 'bandwidth': give bandwidth=…"),
         ("latency: -1\nbandwidth: 1", "latency=-1 is impossible: "),
-        ("latency: 1\nbandwidth: 1\nspeed: 2", "Network has no 'speed'; it has: latency"),
+        (
+            "latency: 1\nbandwidth: 1\nspeed: 2",
+            "Network has no 'speed' (did you mean 'seed'?); it has: latency",
+        ),
         ("latency: 1\nbandwidth: 1\nsharing: luck", "sharing='luck' is impossible: "),
         ("latency: 1\nbandwidth: 1\nlinks: [[0, 1]]", "links are rows of (source, destination"),
         ("[1, 2]", "expected `name: value`"),

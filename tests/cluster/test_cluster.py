@@ -179,6 +179,16 @@ def test_a_failing_rank_is_named_its_run_kept_and_the_next_run_works(cluster: Cl
     assert cluster.run(experiment, show=False).status["state"] == "completed"
 
 
+def test_an_error_of_several_lines_arrives_from_its_first(cluster: Cluster) -> None:
+    def fails(communicator: Any) -> None:
+        raise ValueError("the cause stands here\nand a detail there")
+
+    with pytest.raises(RankError) as caught:
+        cluster.call(fails, ranks=1)
+    told = "rank 0 failed: ValueError: the cause stands here and a detail there"
+    assert str(caught.value) == told
+
+
 def test_a_rank_that_fails_after_the_last_exchange_does_not_hold_the_others(
     cluster: Cluster,
 ) -> None:

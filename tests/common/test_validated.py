@@ -32,7 +32,7 @@ def refusal(**fields: object) -> str:
 
 
 def test_an_unknown_field_is_told_what_there_is() -> None:
-    assert refusal(sise=2) == "Cup has no 'sise'; it has: size, of"
+    assert refusal(sise=2) == "Cup has no 'sise' (did you mean 'size'?); it has: size, of"
 
 
 def test_a_field_without_its_name_and_one_that_is_missing_are_told_with_what_to_write() -> None:

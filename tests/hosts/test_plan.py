@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 from labkit.hosts.plan import Plan, addresses
 from labkit.hosts.slurm import configuration
 

@@ -204,5 +204,5 @@ def test_html_names_no_machine_and_keeps_its_scripts(tmp_path: Path) -> None:
 
 
 def test_a_cause_is_one_line() -> None:
-    assert cause(ValueError("first\nsecond")) == "ValueError: first"
+    assert cause(ValueError("first\nsecond")) == "ValueError: first second"
     assert cause(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -27,7 +27,9 @@ def test_presets_get_faster_and_nearer_in_order_of_their_names() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_presets() -> None:
-    with pytest.raises(InvalidInput, match=r"'2GbE': choose one of .*1GbE.*wan.*Network\(latency"):
+    with pytest.raises(
+        InvalidInput, match=r"'2GbE' .did you mean '1GbE'.*allowed: .*1GbE.*wan.*Network\(latency"
+    ):
         Network.named("2GbE")
 
 

@@ -100,7 +100,9 @@ def test_values_after_each_round_are_there_for_the_figures() -> None:
 
 
 def test_an_unknown_name_is_answered_with_all_names() -> None:
-    with pytest.raises(InvalidInput, match=r"'rnig': choose one of all_to_all, .*ring.*scatter"):
+    with pytest.raises(
+        InvalidInput, match=r"'rnig' .did you mean 'ring'.*allowed: all_to_all, .*ring.*scatter"
+    ):
         named("rnig")
     with pytest.raises(InvalidInput, match="a formula for this schedule"):
         allreduce(_half).counts(2)

@@ -83,7 +83,7 @@ def test_one_that_is_always_ahead_has_no_crossover() -> None:
 
 def test_an_unknown_name_is_answered_with_the_names() -> None:
     for form in (textbook, modelled):
-        with pytest.raises(InvalidInput, match=r"'mpi': choose one of .*ring"):
+        with pytest.raises(InvalidInput, match=r"'mpi'; allowed: .*ring"):
             form("mpi", 2)
 
 

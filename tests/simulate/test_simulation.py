@@ -229,7 +229,7 @@ def test_what_cannot_be_simulated_is_refused(wrong: dict[str, float]) -> None:
 
 
 def test_unknown_names_are_answered_with_the_names() -> None:
-    with pytest.raises(InvalidInput, match=r"choose one of .*100Mb"):
+    with pytest.raises(InvalidInput, match=r"allowed: .*100Mb"):
         simulate("ring", 2, N, "token-ring")
-    with pytest.raises(InvalidInput, match=r"choose one of .*butterfly"):
+    with pytest.raises(InvalidInput, match=r"allowed: .*butterfly"):
         simulate("wheel", 2, N, "1GbE")

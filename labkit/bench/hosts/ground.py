@@ -11,7 +11,8 @@ from labkit.bench.hosts.ranks import share_of
 from labkit.cluster import Cluster
 from labkit.cluster.start import PLACES, VARIABLES
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.units import bits_of
+from labkit.common.nearest import refuse_unknown
+from labkit.common.quantities import bits_of
 from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
@@ -42,8 +43,7 @@ class Ground:
         self, workers: int = 4, nodes: int = 2, bandwidth: str = "1Gb/s", place: str = "core"
     ) -> None:
         bits_of(bandwidth, "bandwidth")
-        if place not in PLACES:
-            raise InvalidInput(f"place={place!r} is not known; allowed: {', '.join(PLACES)}")
+        refuse_unknown("place", [place], PLACES)
         if not 2 <= nodes <= workers:
             raise InvalidInput(f"nodes={nodes} for workers={workers}: give 2 or more, a rank each")
         self.network: Network | None = None

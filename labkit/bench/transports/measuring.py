@@ -16,7 +16,7 @@ from labkit.bench.transports.trained import Training, grpc, train_here
 from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, Way, chosen
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.units import bits_of
+from labkit.common.quantities import bits_of
 from labkit.frameworks.namespaces import rate_limited_link, require_means
 from labkit.network import Network
 

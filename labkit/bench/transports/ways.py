@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.common.errors import InvalidInput
+from labkit.common.nearest import refuse_unknown
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
 # As where the kernel lets no process read another's memory (ptrace(2)): Open MPI is told not to.
@@ -77,10 +77,7 @@ def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
     """
     known = list(dict.fromkeys(way.transport for way in WAYS.values()))
     for field, given, allowed in (("transport", transports, known), ("place", places, PLACES)):
-        if unknown := [name for name in given if name not in allowed]:
-            raise InvalidInput(
-                f"{field}={unknown[0]!r} is not known; allowed: {', '.join(allowed)}"
-            )
+        refuse_unknown(field, given, allowed)
     return [
         way
         for way in WAYS.values()

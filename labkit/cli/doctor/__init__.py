@@ -28,6 +28,7 @@ CHECKS: list[Check] = [
     fault_tolerance.deaths,
     machine.cores,
     machine.root,
+    machine.loopback,
     machine.memory,
     machine.disk,
     clusters.clusters,
@@ -38,6 +39,7 @@ CHECKS: list[Check] = [
     programs.chromium,
     programs.slurm,
     programs.tensorflow,
+    programs.keras,
 ]
 # These wait for other processes, and import nothing: threads that import at once can deadlock.
 WAITING = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labkit.cli.doctor.diagnosis import Finding
+from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.common.paths import usable_cores
 
 # GiB below which a run of two ranks is likely to fail.
@@ -35,6 +36,14 @@ def root() -> Iterator[Finding]:
         yield Finding("ok", f"root: labkit allows its ranks; for an mpiexec of your own: {allow}")
     else:
         yield Finding("ok", "root: an ordinary user, nothing to allow")
+
+
+def loopback() -> Iterator[Finding]:
+    """The address where processes of this machine meet."""
+    if told := without_loopback():
+        yield Finding("broken", f"loopback: {told}", f"{LOOPBACK_FIX}  # as root")
+    else:
+        yield Finding("ok", "loopback: 127.0.0.1 is there")
 
 
 def data() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from labkit.cli.doctor.diagnosis import Finding, last_line, output, python
+from labkit.common import keras_settings
 from labkit.communicator import launcher
 
 _TENSORFLOW = """
@@ -33,9 +34,15 @@ def tensorflow() -> Iterator[Finding]:
         fix = f"{python()} -m pip install --force-reinstall tensorflow=={version('tensorflow')}"
         yield Finding("broken", f"tensorflow: {last_line(done)}", fix)
         return
-    own, keras, found = json.loads(done.stdout.splitlines()[-1])
-    yield Finding("ok", f"tensorflow: {own}, keras {keras}")
+    own, beside, found = json.loads(done.stdout.splitlines()[-1])
+    yield Finding("ok", f"tensorflow: {own}, keras {beside}")
     yield gpus(found, devices())
+
+
+def keras() -> Iterator[Finding]:
+    """What the user has set for Keras, where runs differ from it."""
+    found = [Finding("note", f"keras: {what}", advice) for what, advice in keras_settings.notes()]
+    yield from found or [Finding("ok", "keras: its settings are those of runs")]
 
 
 def devices() -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import listed
 from labkit.common.units import bits_text, bytes_text, number_text, plural, seconds_text
 from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
@@ -46,8 +47,7 @@ def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
     rows = []
     for place in places:
         if usual not in place.seconds:
-            known = ", ".join(place.seconds)
-            raise InvalidInput(f"usual={usual!r} is not on this map; allowed: {known}")
+            raise InvalidInput(f"usual={usual!r} is not on this map{listed(usual, place.seconds)}")
         winner, gain = _winner(place, usual)
         times = ", ".join(_time(place, name) for name in place.seconds)
         where = f"{place.workers:,} workers, {bits_text(place.bandwidth)}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import keras
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.functional import ELEMENTWISE, is_plain, nodes_of
+from labkit.model_parallel.functional import ELEMENTWISE, adapted, is_plain, nodes_of
 from labkit.models.unshared import LocallyConnected2D
 from labkit.schedules.grid import Layer, Shape, window
 
@@ -69,9 +69,10 @@ def _plane(layer: keras.Layer, before: Shape, flat: bool) -> Layer:
         if sizes is not None:
             channels = getattr(layer, "filters", before[2])
             return window(layer.name, before, channels, *sizes, trains)
+    why = f": {made}" if (made := adapted(layer)) else ""
     raise InvalidInput(
-        f"layer {layer.name!r} ({type(layer).__name__}) cannot be cut over a grid of machines; "
-        f"allowed: {ALLOWED}"
+        f"layer {layer.name!r} ({type(layer).__name__}) cannot be cut over a grid of machines"
+        f"{why}; allowed: {ALLOWED}"
     )
 
 
@@ -110,4 +111,4 @@ def _plain(layer: keras.Layer) -> bool:
     """Whether its activation is by element, and nothing looks at all of its weights at once."""
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
-    return by_element and is_plain(layer)
+    return by_element and is_plain(layer) and not adapted(layer)

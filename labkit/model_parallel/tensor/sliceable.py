@@ -10,6 +10,7 @@ import keras
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import (
     ELEMENTWISE,
+    adapted,
     functional_of,
     is_masked,
     is_plain,
@@ -113,6 +114,8 @@ class Graph:
         slices = SLICES.get(type(layer))
         if slices is None:
             return f"{type(layer).__name__} has no slices"
+        if made := adapted(layer):
+            return made
         if not is_plain(layer):
             return "a regularizer or constraint looks at all of its weights"
         for name, needed in slices.needs.items():

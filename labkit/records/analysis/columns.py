@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
+from labkit.common.nearest import listed
 from labkit.records.compressors import called
 from labkit.records.run import Run, flatten, gate_failed
 
@@ -141,11 +141,9 @@ def values_of(
 
 def unknown(name: str, known: Sequence[str]) -> InvalidInput:
     """What to say of a name that no run knows."""
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    names = dict.fromkeys(known)
     return InvalidInput(
-        f"no run has a differing parameter or a number {name!r}{hint}; there are: "
-        f"{', '.join(dict.fromkeys(known))}"
+        f"no run has a differing parameter or a number {name!r}{listed(name, names, 'there are')}"
     )
 
 

@@ -58,6 +58,26 @@ def test_what_stays_whole_says_why(kind: Any, options: dict[str, Any], reason: s
 
 
 @pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda layer: layer.enable_lora(2), "it has low-rank weights (enable_lora)"),
+        (lambda layer: layer.quantize("int8"), "it is quantized to int8"),
+    ],
+    ids=["lora", "int8"],
+)
+def test_layers_whose_weights_keras_has_changed_stay_whole(
+    change: Callable[[Any], None], reason: str
+) -> None:
+    dense, other = Dense(4, "relu"), Dense(4)
+    found = graph(Flatten(), dense, other)
+    change(dense)
+    assert (found.why_whole(dense, 2), found.why_whole(other, 2)) == (reason, "")
+    attention, layer = attending()
+    change(layer.query_dense)
+    assert attention.why_whole(layer, 3) == reason
+
+
+@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({}, ""),
