@@ -11,6 +11,7 @@ from labkit.communicator.board import leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
 from labkit.communicator.crew import SPARE, Crew
+from labkit.communicator.launcher import QUIET
 from labkit.network import Network
 
 
@@ -31,6 +32,8 @@ def world(
     Raises:
         LabkitError: Slurm has started several tasks, and none knows of the others.
     """
+    for name, value in QUIET.items():  # MPI reads it when it is imported
+        os.environ.setdefault(name, value)
     from mpi4py import MPI
 
     # Where a task's PMI is missing, MPI takes it for a world of one, without an error.

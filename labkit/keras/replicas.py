@@ -65,7 +65,7 @@ class Synchronize(keras.callbacks.Callback):
         size = self.communicator.size
         divided = Division(size, microbatches=False, synchronizes=True)
         if self._names and size > 1 and (reason := why_not(self.model, divided)):
-            say_on_first(self.communicator, f"training differs from that of one process: {reason}")
+            say_on_first(self.communicator, f"training may differ from that of one process: {reason}")
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Validate with the same statistics on all ranks."""
@@ -79,7 +79,7 @@ class Synchronize(keras.callbacks.Callback):
         average_statistics(self.model, self.communicator)
         if not logs:
             return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        names = sorted((name for name, value in logs.items() if np.ndim(value) == 0), key=_place)
         values = np.array([float(logs[name]) for name in names])
         total = self.communicator.tally(values, "the epoch's metrics")
         logs.update(zip(names, (total / self.communicator.size).tolist(), strict=True))
@@ -87,6 +87,15 @@ class Synchronize(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
         seam(self.model).take_off("rows", "tests", "metrics", "whole")
+
+
+def _place(name: str) -> tuple[str, int]:
+    """By what a metric's name sorts alike on ranks that have made more metrics before.
+
+    Keras counts names: `auc_9` and `auc_10` may be `auc_10` and `auc_11` elsewhere.
+    """
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number)) if number.isdecimal() else (name, 0)
 
 
 def attach(model: keras.Model) -> None:

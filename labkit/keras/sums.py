@@ -32,13 +32,14 @@ class Sums:
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
         self._model, self._communicator = model, communicator
         self._last: tf.Tensor | None = None  # sum that was traced
+        self._number = 0  # of sums in the step that is traced
         self.within = False
         self.named: set[str] = set()
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:
         """While a step is traced, know whether its batch is a part of one of all ranks."""
-        self._last, self.within = None, is_part
+        self._last, self._number, self.within = None, 0, is_part
         try:
             yield
         finally:
@@ -61,14 +62,17 @@ class Sums:
 
         Args:
             values: a vector of this rank, as long on all.
-            what: for messages, if a rank does not come.
+            what: for messages, if a rank does not come; without names of Keras, which counts them
+                and may be further on one rank than on another.
         """
+        self._number += 1
+        call = f"sum {self._number} of the step: {what}"
 
         def add_up(own: np.ndarray) -> np.ndarray:
             for optimizer in distributed_optimizers(self._model):
                 optimizer.exchange.service.settle()  # one thread at a time
             self._communicator.patience.polite = False  # the step stands still
-            return self._communicator.tally(own, what).astype(own.dtype)
+            return self._communicator.tally(own, call).astype(own.dtype)
 
         with tf.control_dependencies(self.before()):
             found = tf.ensure_shape(tf.numpy_function(add_up, [values], values.dtype), values.shape)

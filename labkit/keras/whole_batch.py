@@ -162,10 +162,9 @@ class WholeBatch(Hook):
 
         def mean(values: tf.Tensor, what: str) -> tf.Tensor:
             total = tf.reduce_sum(weights * values, axes)
-            what = f"the {what} of {layer.path}"
-            return self.sums.differentiable(total, counted, what) / number
+            return self.sums.differentiable(total, counted, f"the {what} of a normalization") / number
 
-        number = self.sums.total(tf.reduce_sum(weights, axes), f"the samples of {layer.path}")
+        number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
         number += 0.0 if mask is None else keras.config.epsilon()  # so Keras divides
         center = mean(inputs, "mean")
         return center, mean(tf.square(inputs - center), "variance")
