@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
 from labkit.keras.by_nature import Division, why_not
@@ -56,9 +56,14 @@ class Synchronize(keras.callbacks.Callback):
             seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Give every rank the weights of rank 0."""
-        if not self.model.built:
-            raise LabkitError("the model has no weights yet: call model.build(input_shape) first")
+        """Give every rank the weights of rank 0, as soon as there are any."""
+        if _lacks_weights(self.model):
+            self.model.train_function = _FirstBatch(self)
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """Give every rank the weights of rank 0, and say what will differ (collective)."""
         states = [v for each in distributed_optimizers(self.model) for v in each.variables]
         broadcast(self.model.variables + states, self.communicator)
         seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
@@ -87,6 +92,32 @@ class Synchronize(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
         seam(self.model).take_off("rows", "tests", "metrics", "whole")
+
+
+class _FirstBatch:
+    """A training function by whose first batch a model is built; it then makes way for Keras's."""
+
+    def __init__(self, synchronize: Synchronize) -> None:
+        self._synchronize = synchronize
+
+    def __call__(self, batches: tf.data.Iterator) -> Logs:
+        model = self._synchronize.model
+        model.train_function = None
+        # A trace makes all weights and does not run: also where models have no `call`.
+        step = tf.function(model.train_step, autograph=False)
+        step.get_concrete_function(batches.element_spec)
+        self._synchronize.set_model(model)  # layers that have been made have hooks, too
+        self._synchronize.begin()
+        model.make_train_function()
+        logs: Logs = model.train_function(batches)
+        return logs
+
+
+def _lacks_weights(model: keras.Model) -> bool:
+    """Whether layers make weights when they see a batch; the model's own `built` need not say so."""
+    makes_own = type(model).build is not keras.Model.build
+    layers = model._flatten_layers(include_self=makes_own)
+    return not model.variables or not all(layer.built for layer in layers)
 
 
 def _place(name: str) -> tuple[str, int]:
