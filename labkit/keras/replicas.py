@@ -17,6 +17,7 @@ from labkit.keras.by_nature import Division, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import WholeBatch, say_on_first
+from labkit.keras.whole_metrics import WholeMetrics
 
 
 def callbacks(communicator: Communicator) -> list[keras.callbacks.Callback]:
@@ -29,7 +30,8 @@ class Synchronize(keras.callbacks.Callback):
 
     While it is attached, the gradients of each rank count by the rows of its batch, a batch
     without rows leaves no trace, and the metrics that `fit` reports are those of the global data:
-    the states of the metrics are summed over the ranks before their result is taken. Losses and
+    the states of Keras's own are summed over the ranks before their result is taken, and others see
+    whole batches, see `WholeMetrics`. Losses and
     synchronized normalizations are of the global batch, see `WholeBatch`; the moving statistics of
     other normalizations are averaged over the ranks before each validation and after each epoch.
 
@@ -54,6 +56,7 @@ class Synchronize(keras.callbacks.Callback):
         seam(model).put_on(IgnoreEmpty(model))
         if self.communicator.size > 1:
             seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
+            seam(model).put_on(WholeMetrics(model))
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Give every rank the weights of rank 0, as soon as there are any."""
@@ -70,7 +73,8 @@ class Synchronize(keras.callbacks.Callback):
         size = self.communicator.size
         divided = Division(size, microbatches=False, synchronizes=True)
         if self._names and size > 1 and (reason := why_not(self.model, divided)):
-            say_on_first(self.communicator, f"training may differ from that of one process: {reason}")
+            text = f"training may differ from that of one process: {reason}"
+            say_on_first(self.communicator, text)
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Validate with the same statistics on all ranks."""
@@ -91,7 +95,7 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
-        seam(self.model).take_off("rows", "tests", "metrics", "whole")
+        seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
 
 
 class _FirstBatch:
@@ -114,7 +118,7 @@ class _FirstBatch:
 
 
 def _lacks_weights(model: keras.Model) -> bool:
-    """Whether layers make weights when they see a batch; the model's own `built` need not say so."""
+    """Whether layers make weights when they see a batch; the model need not be `built` itself."""
     makes_own = type(model).build is not keras.Model.build
     layers = model._flatten_layers(include_self=makes_own)
     return not model.variables or not all(layer.built for layer in layers)
