@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
+from labkit.keras.failed_fits import prepare_restarts
 from labkit.keras.lars import LARS
 from labkit.keras.optimizer import (
     DistributedOptimizer,
@@ -55,6 +56,7 @@ def init(limit: float = 600.0) -> Communicator:
         limit: seconds after which waiting for another rank raises.
     """
     communicator = world(limit=limit)
+    prepare_restarts(communicator)
     atexit.register(communicator.leave)
     use_one_device(communicator)
     return communicator

@@ -15,6 +15,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam, synchronized
+from labkit.keras.failed_fits import begin_evaluation
 from labkit.keras.whole_batch import WholeBatch
 from labkit.keras.whole_metrics import SeenByMetrics, WholeMetrics, adds_up, metrics_of
 
@@ -43,6 +44,7 @@ def evaluate(
         sharded: the data are what `shard` makes of global batches: every rank has as many.
         options: passed to `model.evaluate`.
     """
+    begin_evaluation(model, communicator)
     have = communicator.allgather(data is not None, "evaluate")
     if not any(have):
         raise InvalidInput("no rank has data to evaluate on")

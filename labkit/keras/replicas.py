@@ -15,6 +15,7 @@ from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
 from labkit.keras.by_nature import Division, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
+from labkit.keras.failed_fits import begin_fit, end_fit
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import WholeBatch, say_on_first
 from labkit.keras.whole_metrics import WholeMetrics
@@ -60,6 +61,7 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Give every rank the weights of rank 0, as soon as there are any."""
+        begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
             self.model.train_function = _FirstBatch(self)
         else:
@@ -95,6 +97,7 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
+        end_fit(self.model, self.communicator)
         seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
 
 

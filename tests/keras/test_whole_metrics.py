@@ -177,6 +177,7 @@ def seen(
     first, last = whole.take(7).batch(4), whole.skip(7).batch(4)
 
     def compile_model(distributed: bool) -> Any:
+        keras.backend.clear_session()  # names of metrics begin anew
         keras.utils.set_random_seed(1)
         model, optimizer = mlp(), keras.optimizers.SGD(0.05)
         if distributed:
