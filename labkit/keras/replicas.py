@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import keras
@@ -13,7 +13,7 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
-from labkit.keras.by_nature import Division, why_not
+from labkit.keras.by_nature import Division, draws_in_step, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.failed_fits import begin_fit, end_fit
 from labkit.keras.optimizer import distributed_optimizers
@@ -53,7 +53,7 @@ class Synchronize(keras.callbacks.Callback):
         """
         super().set_model(model)
         _prepare(model)
-        seam(model).put_on(CountRows(model))
+        seam(model).put_on(CountRows(model, self.communicator if self._names else None))
         seam(model).put_on(IgnoreEmpty(model))
         if self.communicator.size > 1:
             seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
@@ -72,11 +72,8 @@ class Synchronize(keras.callbacks.Callback):
         states = [v for each in distributed_optimizers(self.model) for v in each.variables]
         broadcast(self.model.variables + states, self.communicator)
         seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
-        size = self.communicator.size
-        divided = Division(size, microbatches=False, synchronizes=True)
-        if self._names and size > 1 and (reason := why_not(self.model, divided)):
-            text = f"training may differ from that of one process: {reason}"
-            say_on_first(self.communicator, text)
+        if self._names:
+            _name(self.model, self.communicator)
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Validate with the same statistics on all ranks."""
@@ -99,6 +96,17 @@ class Synchronize(keras.callbacks.Callback):
         """Leave the model as it was, so that one rank alone may evaluate."""
         end_fit(self.model, self.communicator)
         seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
+
+
+def _name(model: keras.Model, communicator: Communicator, step: tf.Graph | None = None) -> None:
+    """Say what may differ from one process: at the start, or of a step what was not said then."""
+    if communicator.size == 1:
+        return
+    reason = why_not(model, Division(communicator.size, microbatches=False, synchronizes=True))
+    if step is not None:
+        reason = draws_in_step(step) if reason is None else None
+    if reason:
+        say_on_first(communicator, f"training may differ from that of one process: {reason}")
 
 
 class _FirstBatch:
@@ -177,17 +185,29 @@ def _prepare(model: keras.Model) -> None:
 
 @dataclass(frozen=True)
 class CountRows(Hook):
-    """The gradients of a rank count by its rows, and a batch without rows leaves no trace."""
+    """The gradients of a rank count by its rows, and a batch without rows leaves no trace.
+
+    Args:
+        model: with distributed optimizers.
+        naming: ranks of which the first says that a step draws random numbers; None: none does.
+    """
 
     name: ClassVar[str] = "rows"
 
     model: keras.Model
+    naming: Communicator | None = None
+    traces: list[bool] = field(default_factory=list, compare=False)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Layers never see an empty batch."""
         if tf.get_static_value(rows):
-            return inner(data)
-        return leave_no_trace_if_empty(self.model, inner, data, rows)
+            logs = inner(data)
+        else:
+            logs = leave_no_trace_if_empty(self.model, inner, data, rows)
+        if self.naming is not None and not self.traces and tf.inside_function():
+            self.traces.append(True)  # steps are traced more than once
+            _name(self.model, self.naming, tf.compat.v1.get_default_graph())
+        return logs
 
     def apply(
         self,

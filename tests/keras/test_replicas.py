@@ -242,6 +242,48 @@ def test_models_of_every_build_end_as_in_one_process(cluster: Cluster) -> None:
         assert "labkit:" not in results[1][name]["told"], name
 
 
+def test_numbers_that_a_step_draws_are_named_once(cluster: Cluster) -> None:
+    """A layer has a generator, one draws without, and one draws nothing."""
+
+    def work(communicator: Any) -> Any:
+        import keras
+        import tensorflow as tf
+
+        from labkit import keras as lkk
+
+        class Noise(keras.layers.Layer):
+            def __init__(self, kind: str) -> None:
+                super().__init__(name="noise")
+                self.kind = kind
+                if kind == "generator":
+                    self.seeds = keras.random.SeedGenerator(1)
+
+            def call(self, x: Any) -> Any:
+                if self.kind == "generator":
+                    return x + keras.random.normal(tf.shape(x), seed=self.seeds)
+                return x + tf.random.normal(tf.shape(x)) if self.kind == "plain" else x
+
+        def told_of(kind: str) -> str:
+            model = keras.Sequential([keras.Input((6,)), Noise(kind), keras.layers.Dense(1)])
+            model.compile(optimizer=lkk.DistributedOptimizer("sgd", communicator), loss="mse")
+            data = tf.data.Dataset.from_tensor_slices((np.ones((4, 6)), np.ones((4, 1)))).batch(2)
+            parts, callbacks = lkk.shard(data, communicator), lkk.callbacks(communicator)
+            with contextlib.redirect_stderr(io.StringIO()) as told:
+                model.fit(parts, verbose=0, callbacks=callbacks)
+            return "".join(line for line in told.getvalue().splitlines() if "labkit:" in line)
+
+        return [told_of(kind) for kind in ("generator", "plain", "nothing")]
+
+    told, others = cluster.call(work, ranks=2)
+    assert others == ["", "", ""]
+    assert told[2] == ""
+    for text, reason in zip(
+        told, ("(Noise) draws random", "RandomStandardNormal' draws"), strict=False
+    ):
+        assert text.count("training may differ from that of one process") == 1
+        assert reason in text
+
+
 @pytest.mark.slow
 def test_a_model_trains_on_with_batches_of_another_size(cluster: Cluster) -> None:
     """What was compiled before is traced again, with the hooks of the fit under way."""
