@@ -70,7 +70,11 @@ class _Updates(Hook):
             return
         if not metric.built:
             metric.build(*given[:2])
-        others = [each for each in metric.metrics if not adds_up(self.model, each)]
+        others = [
+            each
+            for each in metric.metrics
+            if not adds_up(self.model, each) and "update_state" not in vars(each)
+        ]  # one that the model keeps in an attribute, too, has its hook already
         for each in others:
             each.update_state = partial(self.see, each.update_state, rows, each)
         try:
@@ -118,10 +122,10 @@ class WholeMetrics(_Updates):
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:
         sums = self.sums
-        # Where these are the names of the metrics, Keras asks the metrics once more.
-        if not sums.within or logs.keys() == self.model.get_metrics_result().keys():
-            return logs
         numbers = {name: each for name, each in logs.items() if _is_number(each)}
+        # Where these are the names of the metrics, Keras asks the metrics once more.
+        if not (sums.within and numbers) or logs.keys() == self.model.get_metrics_result().keys():
+            return logs
         means = sums.mean(list(numbers.values()), rows, "logs")
         return logs | dict(zip(numbers, means, strict=True))
 
