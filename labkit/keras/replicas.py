@@ -200,11 +200,13 @@ class CountRows(Hook):
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Layers never see an empty batch."""
+        makes_weights = _lacks_weights(self.model)  # at random, which rank 0 does for all
         if tf.get_static_value(rows):
             logs = inner(data)
         else:
             logs = leave_no_trace_if_empty(self.model, inner, data, rows)
-        if self.naming is not None and not self.traces and tf.inside_function():
+        is_first = tf.inside_function() and not (makes_weights or self.traces)
+        if self.naming is not None and is_first:
             self.traces.append(True)  # steps are traced more than once
             _name(self.model, self.naming, tf.compat.v1.get_default_graph())
         return logs
