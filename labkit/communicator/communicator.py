@@ -62,6 +62,7 @@ class Communicator:
         dead: the numbers of those that are gone, and have not been replaced.
         lost: who is gone, by rank among all that were called.
         deaths: ranks that were gone before these were called, where a call is sent again.
+        restarts: how often it was made anew after a failure.
         slowness: how much longer this rank computes than it could; None: not at all.
         on_one_host: whether all ranks share memory.
         traffic: what this rank has sent and how long it took.
@@ -94,6 +95,7 @@ class Communicator:
         self.numbers = list(range(comm.size)) if crew is None else crew.working_numbers
         self.dead, self.lost = list[int](), [] if crew is None else crew.lost
         self.deaths = 0
+        self.restarts = 0
         self.slowness: Slowness | None = None
         self.rules = rules or Rules()
         self._begin(comm.Dup(), limit, emulation, outer)
@@ -208,6 +210,18 @@ class Communicator:
                 return found
             self.board.abandon()
         raise LabkitError("those that live find no way to go on together")
+
+    def restart(self, comm: MPI.Intracomm) -> None:
+        """Go on as new after a call that failed on some ranks (collective).
+
+        What was made with the ranks before is abandoned, as for `shrink`.
+
+        Args:
+            comm: of the same ranks, on which no message is under way.
+        """
+        self.board.abandon()
+        self._begin(comm.Dup(), self.patience.limit, None, None)
+        self.restarts += 1
 
     @property
     def spares(self) -> int:

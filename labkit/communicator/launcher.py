@@ -56,6 +56,8 @@ def _found() -> str:
     return found
 
 
+# Open MPI prints an error for each window that its component for UCX does not serve.
+QUIET = {"OMPI_MCA_osc": "^ucx"}
 # Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind data on
 # their way to the other rank: what two ranks send each other would go one after the other.
 # A rank whose connection breaks, because the other's process was killed, ends itself: a moment
@@ -83,7 +85,7 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
-        "OMPI_MCA_osc": "^ucx",  # silences a harmless message
+        **QUIET,
         **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",

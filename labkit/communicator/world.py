@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
+from labkit.communicator.launcher import QUIET
 from labkit.communicator.membership import SPARE, Membership
 from labkit.communicator.status_board import leave_without_it
 from labkit.network import Network
@@ -31,6 +32,8 @@ def world(
     Raises:
         LabkitError: Slurm has started several tasks, and none knows of the others.
     """
+    for name, value in QUIET.items():  # MPI reads it when it is imported
+        os.environ.setdefault(name, value)
     from mpi4py import MPI
 
     # Where a task's PMI is missing, MPI takes it for a world of one, without an error.

@@ -101,6 +101,7 @@ class Exchange:
         self.watchers: list[Watcher] = self._compressed.watchers if self._compressed else []
         self.timeline = Timeline(self.clock)
         self._lay_out(Layout(communicator, [], [], [], Choice(algorithm, "as asked for")))
+        self._restarts = communicator.restarts
         self._left = self.clock.now()  # the last exchange
         self._attend(self.schedule.after)
         communicator.pace(self.schedule.turns)
@@ -186,6 +187,11 @@ class Exchange:
         exchange = traced.all_at_once if self._after else traced.one_by_one
         means = dict(zip(index, exchange(given, count), strict=True))
         return [means.get(i) for i in range(len(gradients))]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the communicator was made anew since this was laid out: `reset` it."""
+        return self._restarts != self.communicator.restarts
 
     @property
     def may_skip(self) -> bool:
@@ -298,6 +304,7 @@ class Exchange:
             scale: of the ranks that there were, how many there are: residuals are of a mean over
                 more ranks, in which each counted less.
         """
+        self._restarts = self.communicator.restarts
         if self._layout.parcels:
             self._recalled = self.choice
         if self.compressed is not None:

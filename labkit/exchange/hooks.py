@@ -1,7 +1,8 @@
 """The one seam of a model's training: what is put around its methods, in one declared order.
 
-    fit -> ledger -> record -> whole -> rows -> priority -> the model's own train_step
+    fit -> ledger -> record -> whole -> updates -> rows -> priority -> the model's own train_step
         -> its layers' moments, its losses: whole
+        -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
 Whoever has something to do within a training step writes a `Hook` and puts it on the model's
@@ -29,6 +30,7 @@ ORDER = (
     "tests",
     "dense",
     "whole",
+    "updates",
     "rows",
     "priority",
 )  # from the outside in
@@ -37,8 +39,10 @@ Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-# Whose method it is: the model, an optimizer, a layer, the losses.
-Holder: TypeAlias = "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss"
+# Whose method it is: the model, an optimizer, a layer, the losses, a metric.
+Holder: TypeAlias = (
+    "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
+)
 
 # With what the model was compiled, and the function that Keras then made of its step.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
@@ -103,6 +107,20 @@ class Hook:
         """A `model.fit` that a callback calls while the hook is on."""
         return inner(*given, **named)
 
+    def update_state(
+        self,
+        inner: Callable[..., None],
+        rows: Rows,
+        metric: keras.metrics.Metric,
+        *given: tf.Tensor,
+        **named: tf.Tensor,
+    ) -> None:
+        """What a metric sees of a batch; traced. Compiled metrics see it through their collection.
+
+        That makes them when it sees the first batch.
+        """
+        inner(*given, **named)
+
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
         """What the metrics say."""
         return inner()
@@ -128,6 +146,7 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "moments": ("train_function",),
     "evaluate": (),
     "fit": (),
+    "update_state": _FUNCTIONS,
     "get_metrics_result": (),  # traced, it is the model's own: ranks meet outside the graph
     "apply": ("train_function",),
 }
@@ -138,6 +157,9 @@ class Seam:
 
     Hooks are put on for one `fit`, or to stay; an error within a step takes off those of the fit.
     Functions that Keras has compiled with the same hooks before are used again.
+
+    Attributes:
+        alike: identities of states that all ranks change alike in a step, whatever their rows.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -145,6 +167,7 @@ class Seam:
         self._staying: dict[str, Hook] = {}
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
+        self.alike: set[int] = set()
         # What hooks stand in the place of: holder, method, and the holder's own attribute, if any.
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
@@ -165,6 +188,9 @@ class Seam:
         """
         if hook.name not in ORDER:
             raise LabkitError(f"hook {hook.name!r} has no place; there are {', '.join(ORDER)}")
+        # Functions that Keras has compiled hold the hook itself, and trace with it again.
+        compiled = (known for _, hooks in self._compiled for known in hooks)
+        hook = next((known for known in compiled if known == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
         self._arrange()
 
@@ -237,7 +263,7 @@ class Seam:
         if method == "apply":
             own = _with_rows(own)
         # Hooks are told of which part; the part itself knows.
-        part = (holder,) if method in ("compiled_loss", "moments") else ()
+        part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
         def call(*given: tf.Tensor, **named: tf.Tensor) -> tf.Tensor:
             before = self._rows
@@ -334,6 +360,8 @@ def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
         return [] if losses is None else [(losses, "call")]
     if method == "moments":
         return [(layer, "_moments") for layer in synchronized(model)]
+    if method == "update_state":
+        return [(metric, method) for metric in model.metrics]
     return [(model, method)]
 
 

@@ -22,6 +22,7 @@ from labkit.common.nearest import named_arguments
 from labkit.common.quantities import parse_limit
 from labkit.communicator import Communicator, world
 from labkit.keras.evaluation import evaluate, global_metrics, predict
+from labkit.keras.failed_fits import prepare_restarts
 from labkit.keras.lars import LARS
 from labkit.keras.optimizer import DistributedOptimizer, check_compressor
 from labkit.keras.optimizer_state import (
@@ -69,6 +70,7 @@ def init(limit: float | str = 600.0) -> Communicator:
         limit: seconds after which waiting for another rank raises.
     """
     communicator = world(limit=parse_limit(limit))
+    prepare_restarts(communicator)
     atexit.register(communicator.leave)
     use_one_device(communicator)
     return communicator

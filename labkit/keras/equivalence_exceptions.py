@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import keras
+import tensorflow as tf
 
 from labkit.keras.lars import LARS
 
@@ -38,7 +39,7 @@ def why_not(model: keras.Model, divided: Division) -> str | None:
     """Why this model's weights differ from those of one process; None: they must not."""
     if type(model).train_step is not keras.Model.train_step:
         return "the model has a train_step of its own, which need not be a mean over samples"
-    for layer in model._flatten_layers(include_self=False):
+    for layer in model._flatten_layers():
         if reason := _of_layer(layer, divided):
             return f"layer {layer.name!r} ({type(layer).__name__}) {reason}"
     return None
@@ -77,6 +78,15 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
             return "normalises by each rank's own batch, one process by the whole one"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
         return "updates its vector once a micro-batch, in one process once a batch"
+    return None
+
+
+def draws_in_step(graph: tf.Graph) -> str | None:
+    """Why the weights of a traced step differ, if it draws numbers that no layer tells of."""
+    drawing = ("Random", "TruncatedNormal", "Multinomial")
+    for operation in graph.get_operations():
+        if any(kind in operation.type for kind in drawing):
+            return f"{operation.name!r} draws random numbers on each rank, unlike one process"
     return None
 
 

@@ -15,7 +15,9 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam, synchronized
+from labkit.keras.failed_fits import begin_evaluation
 from labkit.keras.whole_batch import WholeBatch
+from labkit.keras.whole_metrics import SeenByMetrics, WholeMetrics, adds_up, metrics_of
 
 Arrays: TypeAlias = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]
 Data: TypeAlias = "tf.data.Dataset | Arrays | tuple[Arrays, ...]"
@@ -30,8 +32,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of the model over the data of all ranks; each rank brings its own part.
 
-    Losses are means over batches, by rows. Where a batch's is no mean over rows (sums, masks,
-    weighted means), it matters which rows share a batch: with `sharded`, those of all ranks' parts.
+    Metrics of the user's own see the batches of all ranks, with `sharded` joined, else those of
+    rank 0 first. Losses are means over batches, by rows. Where a batch's is no mean over rows
+    (sums, masks, weighted means), it matters which rows share a batch: with `sharded`, those of
+    all ranks' parts.
 
     Args:
         model: compiled model, with the same weights on every rank.
@@ -40,6 +44,7 @@ def evaluate(
         sharded: the data are what `shard` makes of global batches: every rank has as many.
         options: passed to `model.evaluate`.
     """
+    begin_evaluation(model, communicator)
     have = communicator.allgather(data is not None, "evaluate")
     if not any(have):
         raise InvalidInput("no rank has data to evaluate on")
@@ -49,11 +54,14 @@ def evaluate(
         seam(model).put_on(IgnoreEmpty(model), stays=True)
         # Also in the middle of a fit, whose own hook comes back afterwards.
         together = sharded and communicator.size > 1
-        with seam(model).instead(WholeBatch(model, communicator, tests=together)):
+        whole = WholeBatch(model, communicator, tests=together)
+        seen = None if together else SeenByMetrics.of(model)
+        updates = seen or WholeMetrics(model)
+        given = data if isinstance(data, tuple) else (data,)
+        with seam(model).instead(whole), seam(model).instead(updates):
             # Of the class: what a callback calls is otherwise of this rank alone.
-            given = data if isinstance(data, tuple) else (data,)
             type(model).evaluate(model, *given, verbose=0, **options)
-        found = global_metrics(model, with_data, model.get_metrics_result)
+        found = global_metrics(model, with_data, model.get_metrics_result, seen)
         result = {name: float(value) for name, value in found.items()}
     with_data.close()
     return dict(communicator.share(result, have.index(True), "evaluate"))
@@ -71,10 +79,24 @@ def predict(model: keras.Model, x: Arrays, communicator: Communicator, **options
 
 
 def global_metrics(
-    model: keras.Model, communicator: Communicator, result: Callable[[], Logs]
+    model: keras.Model,
+    communicator: Communicator,
+    result: Callable[[], Logs],
+    seen: SeenByMetrics | None = None,
 ) -> dict[str, np.ndarray]:
-    """The result of the model's metrics, from states summed over the ranks."""
-    states = [v for metric in model.metrics for v in metric.variables]
+    """The result of the model's metrics over all ranks, from states that add up (collective).
+
+    Args:
+        model: compiled; afterwards the states of its metrics are those of this rank again.
+        communicator: the ranks.
+        result: of the metrics.
+        seen: what the other metrics saw on this rank; None: they have seen whole batches.
+    """
+    metrics = metrics_of(model)
+    before = [(state, state.numpy()) for metric in metrics for state in metric.variables]
+    if seen is not None:
+        seen.show_all(communicator)
+    states = [v for metric in metrics if adds_up(model, metric) for v in metric.variables]
     local = [state.numpy() for state in states]
     total = np.concatenate([np.zeros(0), *(np.ravel(value) for value in local)])
     total = communicator.tally(total, "metrics")
@@ -82,10 +104,10 @@ def global_metrics(
         states, local, np.split(total, np.cumsum([v.size for v in local]))[:-1], strict=True
     ):
         state.assign(part.reshape(value.shape).astype(value.dtype))
-    metrics = {name: np.asarray(value) for name, value in result().items()}
-    for state, value in zip(states, local, strict=True):
+    found = {name: np.asarray(value) for name, value in result().items()}
+    for state, value in before:
         state.assign(value)
-    return metrics
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,9 @@ def leave_no_trace_if_empty(
     known = [*model.non_trainable_variables, *model.metrics_variables]
     state = [variable for variable in known if id(variable) not in left]
     before = [tf.identity(variable.value) for variable in state]
+    seam(model).alike.clear()
     logs = step(keras.tree.map_structure(with_stand_in, data))
     for variable, value in zip(state, before, strict=True):
-        variable.assign(tf.where(empty, value, variable.value))
+        if id(variable) not in seam(model).alike:
+            variable.assign(tf.where(empty, value, variable.value))
     return logs

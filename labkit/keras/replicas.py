@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.errors import InvalidInput
 from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
-from labkit.keras.equivalence_exceptions import Division, why_not, why_words_differ
+from labkit.keras.equivalence_exceptions import (
+    Division,
+    draws_in_step,
+    why_not,
+    why_words_differ,
+)
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
+from labkit.keras.failed_fits import begin_fit, end_fit
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
 from labkit.keras.whole_batch import WholeBatch, say_on_first
+from labkit.keras.whole_metrics import WholeMetrics
 
 
 def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.callbacks.Callback]:
@@ -40,7 +47,8 @@ class Synchronize(keras.callbacks.Callback):
 
     While it is attached, the gradients of each rank count by the rows of its batch, a batch
     without rows leaves no trace, and the metrics that `fit` reports are those of the global data:
-    the states of the metrics are summed over the ranks before their result is taken. Losses and
+    the states of Keras's own are summed over the ranks before their result is taken, and others see
+    whole batches, see `WholeMetrics`. Losses and
     synchronized normalizations are of the global batch, see `WholeBatch`; the moving statistics of
     other normalizations are averaged over the ranks before each validation and after each epoch.
 
@@ -66,29 +74,39 @@ class Synchronize(keras.callbacks.Callback):
             InvalidInput: gradients would not be exchanged.
         """
         super().set_model(model)
+        self.put_hooks(model)
+        self._follow(model)
+
+    def put_hooks(self, model: keras.Model) -> None:
+        """Put around the model's methods what keeps replicas in step."""
         _prepare(model)
-        seam(model).put_on(CountRows(model))
+        seam(model).put_on(CountRows(model, self.communicator if self._names else None))
         seam(model).put_on(IgnoreEmpty(model))
         if self.communicator.size > 1:
             seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
+            seam(model).put_on(WholeMetrics(model))
+
+    def _follow(self, model: keras.Model) -> None:
         if self._compares:
             self._consistency = ReplicaConsistency(model, self.communicator)
             if isinstance(getattr(model, "history", None), keras.callbacks.History):
                 self._consistency.follow(model.history)  # else only what follows the first step
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Give every rank the weights of rank 0."""
-        if not self.model.built:
-            raise LabkitError("the model has no weights yet: call model.build(input_shape) first")
+        """Give every rank the weights of rank 0, as soon as there are any."""
+        begin_fit(self.model, self.communicator)
+        if _lacks_weights(self.model):
+            self.model.train_function = _FirstBatch(self)
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """Give every rank the weights of rank 0, and say what will differ (collective)."""
         states = [v for each in distributed_optimizers(self.model) for v in each.variables]
         broadcast(self.model.variables + states, self.communicator)
         seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
-        size = self.communicator.size
-        divided = Division(size, microbatches=False, synchronizes=True)
-        if self._names and size > 1:
-            for reason in filter(None, (why_not(self.model, divided), self._words())):
-                text = f"training may differ from that of one process: {reason}"
-                say_on_first(self.communicator, text)
+        if self._names:
+            _name(self.model, self.communicator)
         self._note()
         self._batches = 0
 
@@ -120,23 +138,69 @@ class Synchronize(keras.callbacks.Callback):
         self._note()
         if not logs:
             return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        names = sorted((name for name, value in logs.items() if np.ndim(value) == 0), key=_place)
         values = np.array([float(logs[name]) for name in names])
         total = self.communicator.tally(values, "the epoch's metrics")
         logs.update(zip(names, (total / self.communicator.size).tolist(), strict=True))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
-        seam(self.model).take_off("rows", "tests", "metrics", "whole")
+        end_fit(self.model, self.communicator)
+        seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
         self._note()
-
-    def _words(self) -> str | None:
-        compiled = getattr(self.model, "optimizer", None)
-        return None if compiled is None else why_words_differ(self.model)
 
     def _note(self) -> None:
         if self._consistency is not None:
             self._consistency.note()
+
+
+def _name(model: keras.Model, communicator: Communicator, step: tf.Graph | None = None) -> None:
+    """Say what may differ from one process: at the start, or of a step what was not said then."""
+    if communicator.size == 1:
+        return
+    reason = why_not(model, Division(communicator.size, microbatches=False, synchronizes=True))
+    reasons = [reason]
+    if step is not None:
+        reasons = [draws_in_step(step) if reason is None else None]
+    elif getattr(model, "optimizer", None) is not None:
+        reasons.append(why_words_differ(model))
+    for text in filter(None, reasons):
+        say_on_first(communicator, f"training may differ from that of one process: {text}")
+
+
+class _FirstBatch:
+    """A training function by whose first batch a model is built; it then makes way for Keras's."""
+
+    def __init__(self, synchronize: Synchronize) -> None:
+        self._synchronize = synchronize
+
+    def __call__(self, batches: tf.data.Iterator) -> Logs:
+        model = self._synchronize.model
+        model.train_function = None
+        # A trace makes all weights and does not run: also where models have no `call`.
+        step = tf.function(model.train_step, autograph=False)
+        step.get_concrete_function(batches.element_spec)
+        self._synchronize.put_hooks(model)  # layers that have been made have hooks, too
+        self._synchronize.begin()
+        model.make_train_function()
+        logs: Logs = model.train_function(batches)
+        return logs
+
+
+def _lacks_weights(model: keras.Model) -> bool:
+    """Whether layers make weights when they see a batch; the model need not be `built` itself."""
+    makes_own = type(model).build is not keras.Model.build
+    layers = model._flatten_layers(include_self=makes_own)
+    return not model.variables or not all(layer.built for layer in layers)
+
+
+def _place(name: str) -> tuple[str, int]:
+    """By what a metric's name sorts alike on ranks that have made more metrics before.
+
+    Keras counts names: `auc_9` and `auc_10` may be `auc_10` and `auc_11` elsewhere.
+    """
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number)) if number.isdecimal() else (name, 0)
 
 
 def attach(model: keras.Model) -> None:
@@ -180,17 +244,31 @@ def _prepare(model: keras.Model) -> None:
 
 @dataclass(frozen=True)
 class CountRows(Hook):
-    """The gradients of a rank count by its rows, and a batch without rows leaves no trace."""
+    """The gradients of a rank count by its rows, and a batch without rows leaves no trace.
+
+    Args:
+        model: with distributed optimizers.
+        naming: ranks of which the first says that a step draws random numbers; None: none does.
+    """
 
     name: ClassVar[str] = "rows"
 
     model: keras.Model
+    naming: Communicator | None = None
+    traces: list[bool] = field(default_factory=list, compare=False)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Layers never see an empty batch."""
+        makes_weights = _lacks_weights(self.model)  # at random, which rank 0 does for all
         if tf.get_static_value(rows):
-            return inner(data)
-        return leave_no_trace_if_empty(self.model, inner, data, rows)
+            logs = inner(data)
+        else:
+            logs = leave_no_trace_if_empty(self.model, inner, data, rows)
+        is_first = tf.inside_function() and not (makes_weights or self.traces)
+        if self.naming is not None and is_first:
+            self.traces.append(True)  # steps are traced more than once
+            _name(self.model, self.naming, tf.compat.v1.get_default_graph())
+        return logs
 
     def apply(
         self,

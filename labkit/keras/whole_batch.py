@@ -77,7 +77,9 @@ class WholeBatch(Hook):
     ) -> tf.Tensor:
         """The exchange comes after the sums of the step."""
         with tf.control_dependencies(self.sums.before()):
-            return inner(gradients, variables)
+            result = inner(gradients, variables)
+        self.sums.follow(variables or self.model.trainable_variables)
+        return result
 
     def compiled_loss(
         self,
@@ -162,13 +164,12 @@ class WholeBatch(Hook):
 
         def mean(values: tf.Tensor, what: str) -> tf.Tensor:
             total = tf.reduce_sum(weights * values, axes)
-            what = f"the {what} of {layer.path}"
             return self.sums.differentiable(total, counted, what) / number
 
-        number = self.sums.total(tf.reduce_sum(weights, axes), f"the samples of {layer.path}")
+        number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
         number += 0.0 if mask is None else keras.config.epsilon()  # so Keras divides
-        center = mean(inputs, "mean")
-        return center, mean(tf.square(inputs - center), "variance")
+        center = mean(inputs, "the mean of a normalization")
+        return center, mean(tf.square(inputs - center), "the variance of a normalization")
 
 
 def say_on_first(communicator: Communicator, text: str) -> None:

@@ -13,8 +13,10 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
+from labkit.exchange.hooks import seam
 from labkit.keras import global_metrics
 from labkit.keras.safe_mode import load_model
+from labkit.keras.whole_metrics import SeenByMetrics
 from labkit.model_parallel.losses import WholeLosses
 from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
@@ -83,14 +85,15 @@ def evaluate(
     model.reset_metrics()
     held, sent = tee(_full(data))
     penalty, rows, losses = 0.0, 0, WholeLosses()
-    found = predict(x for _, (x, *_) in sent)
-    for (number, (x, y, weight)), (predicted, own) in zip(held, found, strict=True):
-        count = len(keras.tree.flatten(x)[0])
-        penalty += own * count
-        if predicted is not None:
-            rows += count
-            losses.add(number, model._compile_loss, y, predicted, weight, count)
-            model.compute_metrics(x, y, predicted, weight)
+    found, seen = predict(x for _, (x, *_) in sent), SeenByMetrics.of(model)
+    with seam(model).instead(seen):
+        for (number, (x, y, weight)), (predicted, own) in zip(held, found, strict=True):
+            count = len(keras.tree.flatten(x)[0])
+            penalty += own * count
+            if predicted is not None:
+                rows += count
+                losses.add(number, model._compile_loss, y, predicted, weight, count)
+                model.compute_metrics(x, y, predicted, weight)
     penalty, total = communicator.tally(np.array([penalty, rows]), "the held-out rows")
     if not total:
         raise InvalidInput("no rank has data to evaluate on")
@@ -98,7 +101,7 @@ def evaluate(
     with_rows = communicator.split(int(rows > 0))  # elsewhere metrics may not be built
     result: dict[str, float] = {}
     if rows:
-        means = global_metrics(model, with_rows, model.get_metrics_result)
+        means = global_metrics(model, with_rows, model.get_metrics_result, seen)
         result = {name: float(value) for name, value in means.items()} | {"loss": loss}
     with_rows.close()
     have = communicator.allgather(rows > 0, "evaluate")
