@@ -14,11 +14,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import click
+
+from labkit.bench.command import AS_JSON, names, show_rows
 from labkit.bench.timing import Row
 from labkit.bench.victim import LEFT, Victim, wait_for
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 
 Act: TypeAlias = Callable[[Victim], None]
 STILL = 20.0  # seconds for which everything is stopped
@@ -246,3 +251,23 @@ def _odd_states(attack: Attack, victim: Victim) -> list[str]:
     if not states and not attack.anytime:
         return ["no record"]
     return [f"state: {state}" for state in states if state not in (attack.state, "queued")]
+
+
+@click.command("attack")
+@click.option("--only", "names", default=None, callback=names, help="Names with commas; or all.")
+@click.option(
+    "--times", default=1, show_default=True, type=click.IntRange(1), help="Each so often."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the moments.")
+@AS_JSON
+def command(names: list[str], times: int, seed: int, file: Path | None) -> None:
+    """Attack real commands of this machine: signals, limits, full disks; what they leave."""
+    rows = []
+    for row in measure(names, times, seed):
+        rows.append(row)
+        say(f"{row['case']}: {row['survived']} of {row['tried']}: {row['told']}", err=True)
+        if row["wrong"]:
+            say(f"  wrong: {row['wrong']}", err=True)
+    columns = {"case": f"attack (seed {seed})", "tried": "tried", "survived": "survived"}
+    columns |= {"seconds": "s until the end", "left": "left", "wrong": "wrong"}
+    show_rows(rows, columns, file)

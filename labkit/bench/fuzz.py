@@ -12,11 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import click
+
+from labkit.bench.command import AS_JSON, show_rows, write_rows
 from labkit.bench.nasty import NASTY, NOTEBOOK
 from labkit.bench.records import make
-from labkit.common.errors import short
+from labkit.common.errors import LabkitError, short
 from labkit.common.optional import optional
-from labkit.common.terminal import plain
+from labkit.common.terminal import plain, say
 from labkit.records import store
 
 if TYPE_CHECKING:
@@ -291,3 +294,37 @@ def _seen(case: Case, run: dict[str, bytes]) -> str:
     odd = {n: c for n, c in case.files.items() if c not in run.values()}
     shown = [f"{name}: {content[:300]!r}" for name, content in odd.items()]
     return "; ".join([*(f"{name} -> {target}" for name, target in case.special), *shown])
+
+
+@click.command("fuzz")
+@click.option("--cases", default=1_000, show_default=True, type=click.IntRange(0))
+@click.option("--records", default=0, show_default=True, help="Odd records, for all readers.")
+@click.option("--seed", default=0, show_default=True, help="Of what is generated.")
+@AS_JSON
+@click.pass_context
+def command(context: click.Context, cases: int, records: int, seed: int, file: Path | None) -> None:
+    """Meet commands with odd parameters, YAML, notebooks, records and reports.
+
+    With --records, records of each odd shape and size are given to all who read them, in a process
+    with limits of time and memory: each must be read, or skipped with one line.
+    """
+    from labkit.bench.odd_records import measure as measure_readers
+
+    say(f"seed {seed}")
+    rows = list(measure(context.find_root().command, cases, seed)) if cases else []
+    if records:
+        met = list(measure_readers(records, seed))
+        show_rows([row for row in met if "tried" in row], READINGS, None)
+        rows += met
+    wrong = [row for row in rows if "what" in row]
+    show_rows([row for row in rows if "exit 0" in row], FUZZ, None)
+    write_rows([row for row in rows if "tried" in row], file)
+    for row in wrong:
+        say(f"{row['case']}: {row['what']}; {row['command']}; {row['files']}")
+    if wrong:
+        raise LabkitError(f"{len(wrong)} of {cases + records} cases did not end in order")
+
+
+READINGS = {name: name for name in ("case", "tried", "read", "skipped", "failed")}
+READINGS |= {"slowest_s": "slowest s", "peak_mib": "more MiB"}
+FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "exit 2")}

@@ -15,9 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+import click
+
+from labkit.bench.command import AS_JSON, format_rows, names, write_rows
 from labkit.bench.mutations import Mutant, mutants
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 
 ROOMS = ("exchange", "compression", "strategies")
 SLACK = 120.0  # seconds that a mutant's tests may take beyond PATIENCE times what they take sound
@@ -161,3 +165,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+@click.command("mutants")
+@click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="How many.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice among all.")
+@click.option("--rooms", default="exchange,compression,strategies", callback=names)
+@AS_JSON
+def command(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
+    """Change labkit's own code a little, many times, and list what no test has noticed."""
+    rows = []
+    for row in measure(count, seed, rooms):
+        rows.append(row)
+        say(f"{row['outcome']}: {row['case']}:{row['line']}: {row['what']}")
+    survivors = [row for row in rows if row["outcome"] == "survived"]
+    say(f"{len(rows) - len(survivors)} of {len(rows)} were noticed; survivors:")
+    say(format_rows(survivors, {"case": "file", "line": "line", "what": "change"}))
+    write_rows(rows, file)

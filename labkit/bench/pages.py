@@ -10,6 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import click
+
+from labkit.bench.command import AS_JSON, numbers, show_rows
 from labkit.bench.records import timed
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.optional import optional
@@ -88,3 +91,18 @@ def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
             record["learning_rate"] = (record.get("learning_rate") or 0.001) * (1 + again)
             (target / "experiment.json").write_text(store.json_text(record))
     return max(0, count - len(runs))
+
+
+@click.command("report")
+@click.argument("folder", metavar="RUNS", type=click.Path(path_type=Path))
+@click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
+@AS_JSON
+def command(folder: Path, counts: list[int], file: Path | None) -> None:
+    """Make reports of so many runs, taken from RUNS, and open them in a browser without a network.
+
+    Where RUNS has too few, its records are copied with other learning rates.
+    """
+    rows = list(measure(folder, counts))
+    columns = {"runs": "runs", "copied": "of them copied", "made_s": "made, s"}
+    columns |= {"processor_s": "processor, s", "mb": "MB", "first_s": "first figure, s"}
+    show_rows(rows, columns | {"all_s": "all figures, s"}, file)

@@ -11,8 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, TIMES, show_rows
 from labkit.bench.timing import spread
 from labkit.common.errors import LabkitError
 from labkit.records import store
@@ -120,3 +122,15 @@ def timed(words: list[str], folder: Path) -> tuple[float, float]:
         raise LabkitError(f"labkit {' '.join(words)} ended with {done.returncode}: {done.stderr}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return seconds, used
+
+
+@click.command("records")
+@click.option("--listed", default=20_000, show_default=True, type=click.IntRange(1))
+@click.option("--compared", default=5_000, show_default=True, type=click.IntRange(1))
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def command(listed: int, compared: int, repeats: int, file: Path | None) -> None:
+    """Time `ls` and `compare` over thousands of runs, which are made for it and removed."""
+    rows = list(measure(listed, compared, repeats))
+    columns = {"case": "command", "what": "time", "runs": "runs"} | TIMES
+    show_rows(rows, columns | {"processor_ms_per_run": "processor ms a run"}, file)

@@ -17,7 +17,10 @@ WRITTEN = {"-o", "--json", "--csv", "--parquet", "--map", "--figure"}
 
 def outputs(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Parameter]]:
     """Yield the options of all commands that name what is written, each with its command."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from outputs(command, f"{path}{name} ")
         for option in command.params:

@@ -7,13 +7,19 @@ four ranks 50 min, 60 at any moment of a call 25 min, 39 that are come back from
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, format_value, names, save_rows, show_rows
 from labkit.bench.faults import calls, comebacks, cost, kills, resumes, sown
 from labkit.bench.timing import Row
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 
 
 class Part(NamedTuple):
@@ -86,3 +92,39 @@ def trouble(rows: Sequence[Row]) -> list[str]:
         if row["what"] in PARTS and row.get(PARTS[str(row["what"])].counts or "what")
         if (bad := [good for good in PARTS[str(row["what"])].good if row[good] is not True])
     ]
+
+
+@click.command("faults")
+@click.option(
+    "--what",
+    default=None,
+    callback=names,
+    help="kills,calls,comebacks,planted,resumes,cost; default: all.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), help="Default: 100 kills and resumes, 30 faults."
+)
+@AS_JSON
+def command(what: list[str], repeats: int | None, file: Path | None) -> None:
+    """Kill ranks and trainings at random moments, plant faults anywhere: what comes of it.
+
+    The whole takes about two hours on two cores. Rows that FILE has already are not run again.
+    Ends with an error where a run does not go on, a ledger is not exact, a fault is not found, or
+    a training that was resumed is another one.
+    """
+    if unknown := [name for name in what if name not in PARTS]:
+        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    there = file is not None and file.exists()
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file and there else []
+    for name in what or PARTS:
+        for row in PARTS[name].measure(repeats or PARTS[name].repeats, rows):
+            rows.append(row)
+            told = [f"{k}={format_value(k, v)}" for k, v in row.items() if k != "bench"]
+            say(" ".join(told), err=True)
+            if file is not None:  # whatever ends it
+                save_rows(rows, file)
+    columns = {"what": "what", "network": "where", "count": "count"}
+    columns |= {good: good for part in PARTS.values() for good in (*part.good, *part.numbers)}
+    show_rows(summary(rows), columns, None)
+    if failed := trouble(rows):
+        raise LabkitError(f"failed: {'; '.join(failed)}")

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+import click
+
+from labkit.bench.command import AS_JSON, format_rows, names, write_rows
 from labkit.bench.hosts import emulated, levels, starts
 from labkit.bench.timing import Row
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 
 
 class Part(NamedTuple):
@@ -59,3 +65,24 @@ PARTS = {
         | {"repeats": "asked", "started": "started", "left": "left something"},
     ),
 }
+
+
+@click.command("hosts")
+@click.option("--what", default=None, callback=names, help="levels,emulated,starts; default: all.")
+@click.option("--repeats", type=click.IntRange(1), help="Default: 5, and 20 starts.")
+@AS_JSON
+def command(what: list[str], repeats: int | None, file: Path | None) -> None:
+    """Two hosts that this machine makes (Linux, as root): sums, their emulation, starts.
+
+    Ends with an error where a sum is wrong, a start does not come, or an end leaves something.
+    """
+    if unknown := [name for name in what if name not in PARTS]:
+        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    rows = []
+    for name in what or PARTS:
+        found = PARTS[name].measure(repeats or PARTS[name].repeats)
+        say(format_rows(found, PARTS[name].columns))
+        rows += found
+    write_rows(rows, file)
+    if failed := [f"{row['case']}: {said}" for row in rows if (said := trouble(row))]:
+        raise LabkitError(f"failed: {'; '.join(failed)}")
