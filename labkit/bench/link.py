@@ -12,9 +12,9 @@ from typing import TypeAlias
 import click
 import numpy as np
 
-from labkit.bench import meeting
+from labkit.bench import concurrent_flows
 from labkit.bench.command import AS_JSON, format_rows, numbers, write_rows
-from labkit.bench.joined import Ranks, joined_at
+from labkit.bench.linked_processes import Ranks, joined_at
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
@@ -145,24 +145,14 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
 @click.option("--bytes", "sizes", default="65536,262144,1048576,4194304", callback=numbers)
 @click.option("--repeats", default=5, show_default=True)
 @AS_JSON
-@click.option("--simgrid", is_flag=True, help="Hold flows against SimGrid instead, where it is.")
 def command(
     rate: str,
     algorithms: str,
     sizes: list[int],
     repeats: int,
     file: Path | None,
-    simgrid: bool,
 ) -> None:
     """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
-    if simgrid:
-        from labkit.bench.beside_simgrid import compare
-
-        found = compare()
-        columns = {"case": "flows", "by_hand": "by hand s", "labkit": "labkit s"}
-        say(format_rows(found, columns | {"simgrid": "SimGrid s", "error": "error"}))
-        write_rows(found, file)
-        return
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
     # Once a rate: the link is the same for all its rows.
     for facts in {row["rate"]: row for row in rows}.values():
@@ -177,7 +167,7 @@ def command(
         columns |= {f"{kind}min_ms": "least", f"{kind}max_ms": "most"}
     columns |= {"closed_form_ms": "formula ms", "error": "error", "correct": "correct"}
     say(format_rows(rows, columns))
-    both = meeting.measure(rate.split(","), repeats)
+    both = concurrent_flows.measure(rate.split(","), repeats)
     columns = {"flow": "two flows at once", "rate": "rate", "median_ms": "real ms"}
     columns |= {"min_ms": "least", "max_ms": "most", "emulated_ms": "emulated ms"}
     say(format_rows(both, columns | {"max_min_ms": "max-min ms", "error": "error"}))

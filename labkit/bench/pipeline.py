@@ -12,8 +12,8 @@ import click
 import numpy as np
 
 from labkit.bench.command import AS_JSON, TIMES, names, show_rows
+from labkit.bench.interleave import Step
 from labkit.bench.timing import Row, head, spread
-from labkit.bench.turns import Step
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator

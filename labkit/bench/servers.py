@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 
 from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
+from labkit.bench.interleave import Step, take
 from labkit.bench.steps import CASES
 from labkit.bench.timing import Row, added, head, spread
-from labkit.bench.turns import Step, take
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.experiment import Experiment

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from labkit.bench.command import AS_JSON, TIMES, show_rows
-from labkit.bench.own_runs import own_runs
+from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster, warm
 from labkit.cluster.start import Start
@@ -87,7 +87,7 @@ def _run_warm(notebook: Path) -> list[float]:
 
 def _second_cell(_: Path) -> list[float]:
     asked = Experiment(model="mlp", dataset="digits", strategy=AllReduce(), workers=WORKERS)
-    with own_runs(), Cluster(workers=WORKERS, name="start-bench") as cluster:
+    with temporary_runs(), Cluster(workers=WORKERS, name="start-bench") as cluster:
         cluster.run(asked, show=False)
         begin = time.perf_counter()
         run = cluster.run(asked.replace(seed=1), show=False)

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from sample_runs import experiment, output, write_job, write_run
 
-from labkit.bench.pages import READ
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
+from tests.acceptance.report import READ
 
 pytestmark = pytest.mark.slow
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.common.output import OutputFile
+from tests.acceptance.__main__ import campaigns
 
 WRITTEN = {"-o", "--json", "--csv", "--parquet", "--map", "--figure"}
 
@@ -29,7 +30,7 @@ def outputs(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Par
 
 
 def test_every_command_that_writes_a_file_checks_it_first() -> None:
-    found = [*outputs(app)]
+    found = [*outputs(app), *outputs(campaigns)]
     assert len(found) > 25
     # A gallery is a folder, of which the command checks the index.
     odd = [name for name, option in found if not isinstance(option.type, OutputFile)]
@@ -54,7 +55,7 @@ def test_every_command_that_writes_a_file_checks_it_first() -> None:
         ["calibrate", "--threads", "inf"],
         ["calibrate", "--batches", "nan"],
         ["simulate", "--published", "--json", "notes.md"],
-        ["bench", "fuzz", "--json", "notes.md"],
+        ["bench", "exchange", "--json", "notes.md"],
         ["gallery", "books", "-o", "file"],
         ["gallery", "books", "-o", "docs"],
     ],

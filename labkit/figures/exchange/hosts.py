@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
-# What `labkit.bench.hosts.between.measure` returns, a row an algorithm and size.
+# What `labkit.bench.host_allreduce.measure` returns, a row an algorithm and size.
 Rows: TypeAlias = Sequence[Mapping[str, "str | float | None"]]
 
 BASE = "ring"  # to which the others are held
@@ -62,7 +62,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
     """A row an algorithm, the largest buffer: bytes by level, and for how long the link has them.
 
     Args:
-        rows: of `labkit.bench.hosts.between.measure`.
+        rows: of `labkit.bench.host_allreduce.measure`.
         network: that it was predicted on.
     """
     table = _table(rows)
@@ -83,7 +83,7 @@ def hosts_speedup(rows: Rows) -> Figure:
     """How many times as long the ring takes, over the bytes: measured, and as simulated.
 
     Args:
-        rows: of `labkit.bench.hosts.between.measure`.
+        rows: of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
     looks = lines(table["algorithm"])  # the ring has one, too: as in figures of all
@@ -150,7 +150,7 @@ def hosts_reading(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown
     """What does not pay first; then what does, what crosses the link, and what training feels.
 
     Args:
-        rows, network: of `labkit.bench.hosts.between.measure`.
+        rows, network: of `labkit.bench.host_allreduce.measure`.
         runs: of the same training, by the ring and by others.
     """
     table, trained = _table(rows), hosts_training(runs, network)
