@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,10 +36,11 @@ class CommandTable(click.Group):
         name: of the group.
         modules: by the command's name; each module defines `command`.
         help: of the group.
+        more: arguments of `click.Group`.
     """
 
-    def __init__(self, name: str, modules: Mapping[str, str], help: str) -> None:
-        super().__init__(name, help=help)
+    def __init__(self, name: str, modules: Mapping[str, str], help: str, **more: Any) -> None:
+        super().__init__(name, help=help, **more)
         self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -28,6 +28,7 @@ campaigns = _Campaigns(
         "simgrid": "tests.acceptance.simgrid_comparison",
     },
     "Run a campaign against labkit itself, or time it on thousands of runs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

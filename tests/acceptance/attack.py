@@ -1,7 +1,7 @@
-"""`labkit bench attack`: real commands are attacked from outside; each must end well by itself.
+"""Attacks on real commands: signals, limits and full file systems, at random moments.
 
-Signals, limits and full file systems, at random moments. Whatever happens, the command must end,
-what it says and its record name what ended it, nothing be left, and the next run work.
+Whatever happens, the command ends, its output and its record name the cause, it leaves nothing,
+and the next run works.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from labkit.bench.command import AS_JSON, names, show_rows
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import say
-from tests.acceptance.command_under_test import LEFT, Victim, wait_for
+from tests.acceptance.command_under_test import LEFT, CommandUnderTest, wait_for
 
-Act: TypeAlias = Callable[[Victim], None]
+Act: TypeAlias = Callable[[CommandUnderTest], None]
 STILL = 20.0  # seconds for which everything is stopped
 STALE = 60  # segments of shared memory that somebody has left
 SWEPT = ("workers=2,3", "--jobs", "1")
@@ -36,13 +36,13 @@ ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
 
 @dataclass(frozen=True)
 class Attack:
-    """What is done to which command, and what must come of it.
+    """An attack on a command, and the end that it must have.
 
     Attributes:
         act: what is done.
         told: what the record, or the command, must say of the cause; a regular expression.
         state: how the records must end; "" where nothing may have been started.
-        kind: of command, see `Victim`.
+        kind: of command, see `CommandUnderTest`.
         more: its further arguments.
         begin: what the command does to itself before it starts.
         spread: seconds, at most, between the moment at which ranks work and the attack.
@@ -68,48 +68,48 @@ class Attack:
 
 
 def _send(signal: str, role: str = "") -> Act:
-    return lambda victim: victim.send(signal, role)
+    return lambda target: target.send(signal, role)
 
 
-def _nothing(victim: Victim) -> None:
+def _nothing(target: CommandUnderTest) -> None:
     """What the command does to itself is the attack."""
 
 
-def _still(victim: Victim) -> None:
-    """Stop everything for a while; it must go on, until Ctrl-C ends it."""
-    victim.send("SIGSTOP")
+def _still(target: CommandUnderTest) -> None:
+    """Stop all processes for a while; they must go on, until Ctrl-C ends the command."""
+    target.send("SIGSTOP")
     time.sleep(STILL)
-    victim.send("SIGCONT")
-    before = victim.steps()
-    wait_for(lambda: victim.steps() > before, victim)
-    victim.send("SIGINT", "command")
+    target.send("SIGCONT")
+    before = target.steps()
+    wait_for(lambda: target.steps() > before, target)
+    target.send("SIGINT", "command")
 
 
 def _few_addresses() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
 
 
-def _stale_segments(victim: Victim) -> None:
-    """Many segments that nobody owns, of the names that Open MPI gives, before the next start."""
+def _stale_segments(target: CommandUnderTest) -> None:
+    """Leave many segments without an owner, named as Open MPI names them, before the next start."""
     for number in range(STALE):
-        (victim.shared / f"sm_segment.stale.{number}").write_bytes(b"stale")
-    victim.send("SIGKILL")
+        (target.shared / f"sm_segment.stale.{number}").write_bytes(b"stale")
+    target.send("SIGKILL")
 
 
-def _fill(victim: Victim) -> None:
+def _fill(target: CommandUnderTest) -> None:
     """Fill the file system of the runs, then end the command."""
-    with (victim.runs / "ballast").open("wb", buffering=0) as file:
+    with (target.runs / "ballast").open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
         except OSError:  # it is full
-            victim.send("SIGINT", "command")
+            target.send("SIGINT", "command")
 
 
-def _make_read_only(victim: Victim) -> None:
-    """Nothing can be written any more where the runs are; then end the command."""
-    subprocess.run(["mount", "-o", "remount,ro", str(victim.runs)], check=True)
-    victim.send("SIGINT", "command")
+def _make_read_only(target: CommandUnderTest) -> None:
+    """Make the file system of the runs read-only, then end the command."""
+    subprocess.run(["mount", "-o", "remount,ro", str(target.runs)], check=True)
+    target.send("SIGINT", "command")
 
 
 def _killed(role: str, told: str = "", **more: Any) -> Attack:
@@ -178,7 +178,7 @@ DISKS = ("full disk", "read-only disk")
 
 
 def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
-    """A row an attack, as soon as it has been tried so often.
+    """Yield a row for each attack, after all its tries.
 
     Args:
         only: names of ATTACKS; none: all.
@@ -211,28 +211,29 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
 
 
 def _try(name: str, attack: Attack, draw: random.Random) -> Row:
-    """One attack: how long until the command ended, what it left, what it told, what is wrong."""
+    """Attack one command; return the seconds until its end, what it left and said, and faults."""
     ranks = draw.choice(attack.ranks)
-    victim = Victim(attack.kind, attack.more, attack.begin, disk=name in DISKS, ranks=ranks)
+    how = attack.kind, attack.more, attack.begin
+    target = CommandUnderTest(*how, disk=name in DISKS, ranks=ranks)
     try:
         if attack.anytime:
-            wait_for(lambda: attack.role in ("", *victim.processes().values()), victim)
+            wait_for(lambda: attack.role in ("", *target.processes().values()), target)
             time.sleep(draw.uniform(0.0, attack.anytime))
         elif attack.act is not _nothing:
-            wait_for(victim.at_work, victim)
+            wait_for(target.at_work, target)
             time.sleep(draw.uniform(0.0, attack.spread))
         begin = time.monotonic()
-        attack.act(victim)
-        ended = victim.ended()
+        attack.act(target)
+        ended = target.ended()
         seconds = time.monotonic() - begin
-        left = victim.left(attack.within)
-        told = victim.told()
+        left = target.left(attack.within)
+        told = target.told()
         wrong = [] if ended else ["the command did not end"]
         wrong += [f"left: {', '.join(left)}"] if left else []
         wrong += [f"told: {told}"] if not re.search(attack.told, told, re.DOTALL) else []
-        wrong += _odd_states(attack, victim)
-        wrong += ["a traceback"] if "Traceback" in victim.said() else []
-        fails = attack.followed and not victim.next_works()
+        wrong += _odd_states(attack, target)
+        wrong += ["a traceback"] if "Traceback" in target.said() else []
+        fails = attack.followed and not target.next_works()
         wrong += ["the next run does not work"] if fails else []
         wrong = [f"{name}: {each}" for each in wrong]
         text = ", ".join(left)
@@ -240,12 +241,15 @@ def _try(name: str, attack: Attack, draw: random.Random) -> Row:
     except LabkitError as error:
         return {"seconds": 0.0, "left": "", "told": "", "wrong": f"{name}: {error}"}
     finally:
-        victim.close()
+        target.close()
 
 
-def _odd_states(attack: Attack, victim: Victim) -> list[str]:
-    """What of the records is not as it must be; at any moment none need be there yet."""
-    states = [str(record["state"]) for record in victim.records()]
+def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
+    """Return the states of records that differ from the expected one.
+
+    An attack at any moment may come before there is a record.
+    """
+    states = [str(record["state"]) for record in target.records()]
     if not attack.state:
         return [f"started: {states}"] if states else []
     if not states and not attack.anytime:

@@ -1,4 +1,4 @@
-"""A real command under attack: its processes by their role, and what is left of it afterwards."""
+"""A real command under attack: its processes by role, its records, and what it leaves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ with labkit.Cluster(workers=2) as cluster:
 """
 
 
-class Victim:
+class CommandUnderTest:
     """One command in a folder, with a runtime folder and shared memory, of its own.
 
     Args:
@@ -93,9 +93,9 @@ class Victim:
         if disk:
             made = ["mount", "-t", "tmpfs", "-o", "size=1M", "labkit-attack", str(self.runs)]
             subprocess.run(made, check=True)
-        (self.folder / "victim.yaml").write_text(EXPERIMENT)
-        (self.folder / "victim.py").write_text(f"workers = {ranks}\n{CALLS}")
-        _write_notebook(self.folder / "victim.ipynb", ranks)
+        (self.folder / "task.yaml").write_text(EXPERIMENT)
+        (self.folder / "task.py").write_text(f"workers = {ranks}\n{CALLS}")
+        _write_notebook(self.folder / "task.ipynb", ranks)
         self.root = self._start(_command(kind, more), before)
 
     def _start(
@@ -116,7 +116,7 @@ class Victim:
     # --- who belongs to it ---------------------------------------------------------------------
 
     def processes(self) -> dict[psutil.Process, str]:
-        """All that lives of it, with the role of each: `rank 1`, `keeper`, `mpiexec`, …."""
+        """Return its live processes, each with its role: `rank 1`, `keeper`, `mpiexec`, …."""
         found = {}
         for process in psutil.process_iter():
             try:
@@ -148,7 +148,7 @@ class Victim:
         return line or "?"
 
     def send(self, name: str, role: str = "") -> None:
-        """Send a signal to who has this role, or to all at once."""
+        """Send a signal to the processes of a role; "" means all processes."""
         for process, own in self.processes().items():
             if role in ("", own):
                 with suppress(psutil.NoSuchProcess):
@@ -157,20 +157,20 @@ class Victim:
     # --- what it says --------------------------------------------------------------------------
 
     def said(self) -> str:
-        """Its output so far."""
+        """Return its output so far."""
         return (self.folder / "said.txt").read_text(errors="replace")
 
     def steps(self) -> int:
-        """How many steps its first rank has told."""
+        """Return how many steps its first rank has reported."""
         streams = self.runs.rglob("rank0.jsonl")
         return sum(path.read_text().count('["step"') for path in streams)
 
     def at_work(self) -> bool:
-        """Whether its ranks have begun to train, or to wait for each other."""
+        """Return whether its ranks train, or wait for each other."""
         return self.steps() > 0
 
     def records(self) -> list[store.Record]:
-        """The statuses of its jobs and runs."""
+        """Return the statuses of its jobs and runs."""
         folders = sorted({*find(self.runs)[0], *scan(self.runs).runs})
         # What could not be written where the runs are is kept in its own runtime folder.
         before = os.environ.get("LABKIT_RUNTIME")
@@ -182,7 +182,7 @@ class Victim:
             os.environ |= {"LABKIT_RUNTIME": before} if before is not None else {}
 
     def told(self) -> str:
-        """What its records, and its last line, say of the cause."""
+        """Return the cause that its records and its last line give."""
         causes = []
         for record in self.records():
             rank = "" if record["rank"] is None else f"rank {record['rank']}: "
@@ -192,7 +192,7 @@ class Victim:
     # --- its end -------------------------------------------------------------------------------
 
     def ended(self, seconds: float = LIMIT) -> bool:
-        """Whether the command ends in this time."""
+        """Return whether the command ends in this time."""
         try:
             self.root.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -200,7 +200,7 @@ class Victim:
         return True
 
     def left(self, seconds: float = LEFT) -> list[str]:
-        """Processes, segments and files that are left when all are gone, or the time is up."""
+        """Return the processes, segments and files that are still there when the time is up."""
         end = time.monotonic() + seconds
         while True:
             segments = [path.name for path in self.shared.iterdir() if "stale" not in path.name]
@@ -216,7 +216,7 @@ class Victim:
         return [path.name for path in found if path.suffix != ".lock" and path.name != LAST]
 
     def next_works(self) -> bool:
-        """Whether a cluster of the same shape starts and answers."""
+        """Return whether a new cluster of this shape starts and answers."""
         (self.folder / "next.py").write_text(NEXT)
         self.root = self._start(["next.py"])
         return self.ended() and self.root.returncode == 0
@@ -231,17 +231,17 @@ class Victim:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for(what: Callable[[], object], victim: Victim) -> None:
-    """Wait until it is so, or raise with what the command has said."""
+def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
+    """Wait until a condition holds. Raises: LabkitError, with the end of the command's output."""
     end = time.monotonic() + LIMIT
     while not what():
-        if victim.root.poll() is not None or time.monotonic() > end:
-            raise LabkitError(f"the command ended before the attack: {victim.said()[-300:]}")
+        if target.root.poll() is not None or time.monotonic() > end:
+            raise LabkitError(f"the command ended before the attack: {target.said()[-300:]}")
         time.sleep(0.1)
 
 
 def _begin(before: Callable[[], None] | None) -> None:
-    # Who is started in the background of a shell would ignore it.
+    # A process that a shell starts in the background ignores SIGINT otherwise.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if before is not None:
         before()
@@ -249,10 +249,10 @@ def _begin(before: Callable[[], None] | None) -> None:
 
 def _command(kind: str, more: Sequence[str]) -> list[str]:
     if kind == "script":
-        return ["victim.py"]
-    files = {"experiment": "run victim.yaml", "notebook": "run victim.ipynb"}
+        return ["task.py"]
+    files = {"experiment": "run task.yaml", "notebook": "run task.ipynb"}
     cli = ["-c", "from labkit.cli.app import app; app()"]
-    return [*cli, *files.get(kind, f"{kind} victim.ipynb").split(), *more]
+    return [*cli, *files.get(kind, f"{kind} task.ipynb").split(), *more]
 
 
 def _write_notebook(path: Path, ranks: int) -> None:

@@ -22,6 +22,7 @@ from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import say
 from tests.acceptance.mutations import Mutant, mutants
+from tests.acceptance.repository import ROOT
 
 ROOMS = ("exchange", "compression", "strategies")
 SLACK = 120.0  # seconds that a mutant's tests may take beyond PATIENCE times what they take sound
@@ -47,27 +48,24 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
         rooms: of the package, which are changed.
 
     Raises:
-        InvalidInput: a room that is not there, or no tests beside the package.
+        InvalidInput: a room that is not there.
         LabkitError: the tests fail without a change.
     """
-    root = Path(__file__).parents[2]
-    if not (root / "tests").is_dir():
-        raise InvalidInput("mutants are held against labkit's tests: run this in its repository")
-    files = [file for room in rooms for file in _modules(root, room)]
-    everyone = [one for file in files for one in mutants(file.relative_to(root), file.read_text())]
+    files = [file for room in rooms for file in _modules(ROOT, room)]
+    everyone = [one for file in files for one in mutants(file.relative_to(ROOT), file.read_text())]
     chosen = random.Random(seed).sample(everyone, min(count, len(everyone)))
     sound: dict[Path, float] = {}
     for one in chosen:
-        near, found = mirrors(root, one.file), Verdict("survived", "", 0.0)
+        near, found = mirrors(ROOT, one.file), Verdict("survived", "", 0.0)
         # What its mirror does not notice, another test of the room may.
-        for tests in (near, [test for test in _of_room(root, one.file) if test not in near]):
+        for tests in (near, [test for test in _of_room(ROOT, one.file) if test not in near]):
             if not tests or found.outcome != "survived":
                 continue
             for test in tests:  # or a test that fails anyway would have noticed everything
                 if test not in sound:
-                    sound[test] = _seconds(root, test)
+                    sound[test] = _seconds(ROOT, test)
             limit = SLACK + PATIENCE * sum(sound[test] for test in tests)
-            found = verdict(root, tests, one, limit)
+            found = verdict(ROOT, tests, one, limit)
         yield {
             "bench": "mutants",
             "case": one.file.as_posix(),

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from labkit.common.errors import LabkitError
 from labkit.hosts.means import require
 from tests.acceptance.__main__ import campaigns
-from tests.acceptance.hosts import emulated, levels
+from tests.acceptance.hosts import allreduce
 from tests.acceptance.hosts.command import PARTS, trouble
 from tests.acceptance.hosts.starts import row_of
 
@@ -40,7 +40,7 @@ def test_starts_that_do_not_come_are_a_row_that_fails_the_command() -> None:
 
 @pytest.mark.slow
 def test_levels_are_held_to_the_ring_and_counted_as_the_link_counts(means: None) -> None:
-    ring, two_level = levels.measure(1, ["ring", "two_level"], 2**20)
+    ring, two_level = allreduce.measure_levels(1, ["ring", "two_level"], 2**20)
     assert (ring["correct"], two_level["correct"]) == (True, True)
     assert ring["ratio_to_ring"] == 1
     assert float(two_level["predicted_ratio"] or 0) < 0.75
@@ -51,7 +51,7 @@ def test_levels_are_held_to_the_ring_and_counted_as_the_link_counts(means: None)
 
 @pytest.mark.slow
 def test_the_emulation_is_held_to_two_hosts(means: None) -> None:
-    (row,) = emulated.measure(1, ["ring"], [2**16])
+    (row,) = allreduce.measure_emulation(1, ["ring"], [2**16])
     assert (row["bench"], row["what"], row["correct"]) == ("hosts", "emulated", True)
     real, pretended = float(row["median_ms"] or 0), float(row["emulated_ms"] or 0)
     # 64 KiB at 1 Gb/s: neither way is faster than the link.

@@ -1,4 +1,4 @@
-"""When ranks are killed in `labkit bench faults --what calls`, and through which door."""
+"""The moments at which the campaign on calls kills ranks, and its entry points."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 from tests.acceptance.faults.calls import EARLY, PHASES, Sight, draw
-from tests.acceptance.faults.entry_points import DOORS
+from tests.acceptance.faults.entry_points import ENTRY_POINTS
 
 LENGTHS = dict(zip(PHASES, (6.0, 0.1, 3.0, 0.5, 1.0, 4.0, 0.4), strict=True))
 
 
 def test_moments_are_even_over_a_call_and_a_third_is_early() -> None:
     kills = [draw(number, LENGTHS) for number in range(600)]
-    assert Counter(door for door, _, _ in kills) == dict.fromkeys(DOORS, 120)
+    assert Counter(entry_point for entry_point, _, _ in kills) == dict.fromkeys(ENTRY_POINTS, 120)
     assert {victim for _, victim, _ in kills} == {0, 1, 2}
     assert all(0 <= moment.share <= 1 for _, _, moment in kills)
     early = [moment.phase for _, _, moment in kills[::3]]

@@ -1,4 +1,4 @@
-"""Ranks that are killed from outside at any moment of a call, through every door."""
+"""Kill ranks from outside at any moment of a call, through every entry point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.cluster.naming import folder_of, usual_name
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, Reader
-from tests.acceptance.faults.entry_points import DOORS, WORKERS, Outcome
+from tests.acceptance.faults.entry_points import ENTRY_POINTS, WORKERS, Outcome
 
 EARLY = ("reading data", "at the gate", "first step")
 PHASES = ("starting", *EARLY[:2], "building the model", EARLY[2], "training", "evaluating")
@@ -38,7 +38,7 @@ class Moment(NamedTuple):
 
 
 class Sight:
-    """Sees from outside in which phase a call is.
+    """The phase of a call, seen from outside.
 
     Args:
         folder: in which its ranks tell what they do.
@@ -51,7 +51,7 @@ class Sight:
         self.phase = ""
 
     def look(self) -> None:
-        """Take in what ranks have told."""
+        """Read what ranks have reported."""
         if self._reader is None:
             stream = next(self._folder.rglob(FOLDER), None)
             if stream is None:
@@ -70,7 +70,7 @@ class Sight:
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill a rank at a moment that is even over a whole call, through each door in turn.
+    """Kill a rank at a moment that is uniform over a whole call, through each entry point in turn.
 
     Every third kill falls into reading data, the check of equivalence, or the first step. Moments
     are shares of what phases take where nobody disturbs them.
@@ -103,7 +103,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 @contextmanager
 def _engines() -> Iterator[Kept]:
-    """The engines that all entry points share, from one call to the next."""
+    """Start the engines that all entry points share, from one call to the next."""
     how = Start.asked(WORKERS, fault_tolerant=True)
     name = usual_name(how)
     engines = Kept(folder_of(name), name, how)
@@ -115,17 +115,18 @@ def _engines() -> Iterator[Kept]:
 
 
 def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
-    """Door, victim and moment of a kill."""
+    """Draw the entry point, the rank and the moment of a kill."""
     random = np.random.default_rng([number, 29])
-    door, victim = list(DOORS)[number % len(DOORS)], int(random.integers(WORKERS))
+    entry_point = list(ENTRY_POINTS)[number % len(ENTRY_POINTS)]
+    rank = int(random.integers(WORKERS))
     if number % 3 == 0:
-        return door, victim, Moment(EARLY[number // 3 % 3], float(random.uniform()))
+        return entry_point, rank, Moment(EARLY[number // 3 % 3], float(random.uniform()))
     at = float(random.uniform(0, sum(lengths.values())))
     for phase in PHASES:
         if at < lengths[phase]:
-            return door, victim, Moment(phase, at / lengths[phase])
+            return entry_point, rank, Moment(phase, at / lengths[phase])
         at -= lengths[phase]
-    return door, victim, Moment(PHASES[-1], 1.0)
+    return entry_point, rank, Moment(PHASES[-1], 1.0)
 
 
 def _lengths(engines: Kept, folder: Path) -> Row:
@@ -143,8 +144,8 @@ def _lengths(engines: Kept, folder: Path) -> Row:
 
 
 @contextmanager
-def _call(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
-    """A call that has begun in a thread, on engines that are all there."""
+def _call(engines: Kept, entry_point: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
+    """Begin a call in a thread, on engines that are complete."""
     if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
         engines.end()
         engines.start()
@@ -152,16 +153,16 @@ def _call(engines: Kept, door: str, folder: Path, number: int) -> Iterator[Futur
     os.environ["LABKIT_RUNS"] = str(folder / "runs")
     pool = ThreadPoolExecutor(1)
     try:
-        yield pool.submit(DOORS[door], folder, number)
+        yield pool.submit(ENTRY_POINTS[entry_point], folder, number)
     finally:
         pool.shutdown(wait=False)
 
 
 def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
-    """One call with a kill."""
-    door, victim, moment = draw(number, lengths)
+    """Kill a rank during one call; return its row."""
+    entry_point, rank, moment = draw(number, lengths)
     sight, began = Sight(folder), time.monotonic()
-    with _call(engines, door, folder, number) as call:
+    with _call(engines, entry_point, folder, number) as call:
         ranks, wanted = _ranks(engines), PHASES.index(moment.phase)
         if len(ranks) < WORKERS:
             raise LabkitError(f"ranks {sorted(ranks)} are there, and {WORKERS} are wanted")
@@ -171,15 +172,15 @@ def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]
         time.sleep(moment.share * lengths[moment.phase])
         struck, killed = not call.done(), time.monotonic()
         if struck:
-            ranks[victim].kill()
+            ranks[rank].kill()
             sight.look()
         outcome = _outcome(call)
     seconds = time.monotonic()
     # A rank that had handed over its result before the kill was not needed any more.
     if sight.phase == PHASES[-1] and not outcome.why and not outcome.faults:
         struck = False
-    row = head("faults", f"{door}, {sight.phase}", "calls", WORKERS, None, number=number)
-    row |= {"door": door, "phase": sight.phase, "rank": victim, "share": moment.share}
+    row = head("faults", f"{entry_point}, {sight.phase}", "calls", WORKERS, None, number=number)
+    row |= {"door": entry_point, "phase": sight.phase, "rank": rank, "share": moment.share}
     row |= {"moment": killed - began, "struck": struck, "finished": not outcome.why}
     row |= {"exact": outcome.exact, "recorded": outcome.faults == 1, "why": outcome.why}
     return row | {"seconds": seconds - began, "after_s": seconds - killed}
@@ -193,7 +194,7 @@ def _outcome(call: Future[Outcome]) -> Outcome:
 
 
 def _ranks(engines: Kept) -> dict[int, psutil.Process]:
-    """The processes of the ranks, from outside."""
+    """Return the processes of the ranks, found from outside."""
     lock, processes = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Who claims to outlive ranks, and the question on which that is tried."""
+"""The strategies that claim to outlive ranks, and the experiment that tries it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
 
 
 def data(rows: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that are told from each other, and classes that want some learning."""
+    """Return rows that differ from each other, and classes that need some learning."""
     x = np.random.default_rng(seed).standard_normal((rows, 12)).astype(np.float32)
     return x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(np.int32)
 
 
 def claimed(apart: bool = False) -> list[Strategy]:
-    """All that say so of themselves: `AllReduce` in every way, and every other strategy.
+    """Return all variants of `AllReduce` and all other strategies that claim it.
 
     Args:
         apart: whether ranks are on several hosts.
@@ -48,7 +48,7 @@ def _runs(algorithm: str, apart: bool) -> bool:
 
 
 def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experiment:
-    """Some hundred short steps, in float64 where nothing is left out."""
+    """Return an experiment of some hundred short steps, in float64 unless it is lossy."""
     return Experiment(
         model="mlp",
         model_options={"widths": [32, 16]},
@@ -66,7 +66,7 @@ def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experi
 
 
 def named(strategy: Strategy) -> str:
-    """Strategy, and of its fields those of the exchange."""
+    """Return a strategy's name, with its fields of the exchange."""
     said = (getattr(strategy, field, "") for field in ("algorithm", "schedule"))
     lossy = strategy.lossy
     return " ".join(
@@ -75,5 +75,5 @@ def named(strategy: Strategy) -> str:
 
 
 def lossy_name(strategy: Strategy) -> str:
-    """What leaves something out of its exchange; "exact" where nothing does."""
+    """Return the name of the lossy compressor, or "exact"."""
     return "exact" if strategy.lossy is None else type(strategy.lossy).__name__

@@ -1,8 +1,7 @@
-"""What faults do to trainings, tried many times at random, as parts of one command.
+"""Campaigns of faults at random moments, as parts of one command.
 
-The long form, `labkit bench faults --json PATH`, takes some hours of two quiet cores: 100 kills on
-four ranks 50 min, 60 at any moment of a call 25 min, 39 that are come back from 20 min, 100 resumes
-40 min, 30 planted faults 5 min, the cost 3 min.
+All parts take some hours of two quiet cores: 100 kills on four ranks 50 min, 60 kills during a call
+25 min, 39 recoveries 20 min, 100 resumes 40 min, 30 injected faults 5 min, the cost 3 min.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs to be able to outlive ranks, where none dies."""
+"""The cost of fault tolerance where no rank dies."""
 
 from __future__ import annotations
 

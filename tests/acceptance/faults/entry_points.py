@@ -1,4 +1,4 @@
-"""The ways by which a user has an experiment run on ranks, each with what it leaves in a folder."""
+"""The ways in which a user runs an experiment on ranks; each leaves its records in a folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ with lk.Cluster(workers={workers}, fault_tolerant=True) as cluster:
 
 
 class Outcome(NamedTuple):
-    """What has come of an experiment.
+    """The end of an experiment.
 
     Attributes:
         faults: how many the record tells.
@@ -73,14 +73,14 @@ class Outcome(NamedTuple):
 
 
 def ledgers(folder: str) -> list[keras.callbacks.Callback]:
-    """What writes down what a rank is fed."""
+    """Return callbacks that write down the samples of a rank."""
     from labkit.worker.ledger import Ledger
 
     return [Ledger(folder)]
 
 
 def question(folder: Path, number: int) -> Experiment:
-    """A short training, whose equivalence no cache knows."""
+    """Return a short training that no cache of the equivalence check knows."""
     return Experiment(
         model="mlp",
         model_options={"widths": [16, 8]},
@@ -151,7 +151,7 @@ def cell(folder: Path, number: int) -> Outcome:
     return Outcome(faults, results == WORKERS and _is_exact(folder))
 
 
-DOORS: dict[str, Callable[[Path, int], Outcome]] = {
+ENTRY_POINTS: dict[str, Callable[[Path, int], Outcome]] = {
     "submit": submit,
     "run": run,
     "labkit run FILE.yaml": experiment,

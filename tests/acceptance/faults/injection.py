@@ -1,4 +1,4 @@
-"""Faults that are planted anywhere, and whether they are found where they are."""
+"""Inject faults at random places; an error must name the place."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def one(cluster: Cluster, number: int) -> Row:
-    """The first fault of this number that is drawn and fits."""
+    """Run the first fault that this number draws and an experiment takes."""
     draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
-    everyone = _everyone()
+    strategies = _strategies()
     for _ in range(TRIES):
-        strategy, clock = everyone[draw.integers(len(everyone))]
+        strategy, clock = strategies[draw.integers(len(strategies))]
         whole = strategy.parallelism[0] == "data"  # else a rank has only some of the layers
         fault: dict[str, Any] = {
             "rank": int(draw.integers(WORKERS)),
@@ -84,8 +84,8 @@ def one(cluster: Cluster, number: int) -> Row:
     raise LabkitError(f"nothing that was drawn takes a fault of kind {kind!r}")
 
 
-def _everyone() -> list[tuple[Strategy, str]]:
-    """The exchange in some of its ways, and all others, on both clocks."""
+def _strategies() -> list[tuple[Strategy, str]]:
+    """Return some variants of `AllReduce`, and all other strategies, on both clocks."""
     ways = [AllReduce(algorithm=name, compressor=LOSSY[k % 3]) for k, name in enumerate(ALGORITHMS)]
     ways += [AllReduce(schedule=name) for name in SCHEDULES]
     others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
@@ -111,7 +111,7 @@ def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
 
 
 def _found(fault: Fault, said: str, rank: int | None) -> bool:
-    """Whether an error tells where it is."""
+    """Return whether an error names the place of a fault."""
     if fault.kind == "kill":
         return rank == fault.rank
     if fault.kind in SENT:

@@ -1,4 +1,4 @@
-"""Ranks that are killed at random moments while they train, and what becomes of the others."""
+"""Kill ranks at random moments while they train; the others must finish."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SURE = 0.999  # share of further undisturbed seeds whose accuracy is in the band
 
 
 class Band(NamedTuple):
-    """What runs that nobody disturbs come to.
+    """The accuracy and duration of undisturbed runs.
 
     Attributes:
         low, high: accuracy.
@@ -80,7 +80,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Iterator[Row]:
-    """There, until so many have struck."""
+    """Kill in one place until enough kills have struck."""
     claims = claimed(apart=bed is not None)
     order = np.random.default_rng(7).permutation(len(claims))
     done = [row for row in there if row["network"] == place and row["what"] == "kills"]
@@ -108,7 +108,7 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
 def _bands(
     place: str, bed: Testbed | None, strategy: Strategy, there: Sequence[Row]
 ) -> Iterator[Row]:
-    """Undisturbed runs of several seeds, where there are none yet of what is left out alike."""
+    """Run several seeds undisturbed, unless rows of the same lossy compressor exist."""
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
         return
@@ -155,7 +155,7 @@ def _band(place: str, strategy: Strategy, there: Sequence[Row]) -> Band:
 def _killed(
     place: str, bed: Testbed | None, strategy: Strategy, number: int, count: int, band: Band
 ) -> Iterator[Row]:
-    """One run with some kills: a row each."""
+    """Kill some ranks during one run; yield a row for each kill."""
     draw = np.random.default_rng([number, len(place)])
     victims = [int(each) for each in draw.permutation(SIZE)[:count]]
     delays = sorted(float(each) for each in draw.uniform(0, band.seconds, count))
@@ -214,13 +214,13 @@ def _killed(
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
-    """What ranks said at their end, by their number."""
+    """Return the results of ranks, by their number."""
     files = sorted(folder.glob(f"{TOLD}*"))
     return {int(path.name[len(TOLD) :]): json.loads(path.read_text()) for path in files}
 
 
 def _steps(folder: Path) -> dict[int, list[tuple[float, int]]]:
-    """When each rank ended its steps, and how many were gone; a last line may be torn."""
+    """Return when each rank ended its steps, and how many had died; the last line may be torn."""
     found = {}
     for path in folder.glob(f"{STEPS}*"):
         whole = path.read_text().rpartition("\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""Ranks under mpiexec that may die, on this machine or on two hosts, and the one who kills them."""
+"""A job of MPI ranks that a campaign kills, on this machine or on two hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START = 300.0  # seconds in which ranks come up, whoever else computes here
 
 
 class Ranks:
-    """A job of ranks that train; it ends with its context.
+    """A job of training ranks, which ends with its context.
 
     Args:
         asked: what they train, one after the other, each in a folder of that name.
@@ -72,7 +72,7 @@ class Ranks:
         self._temporary.cleanup()
 
     def wait_for(self, what: Callable[[], bool], seconds: float = START) -> bool:
-        """Whether it came to be before ranks ended, or so many seconds were over."""
+        """Return whether a condition holds before the ranks end or the seconds are over."""
         end = time.monotonic() + seconds
         while not what():
             if self._process.poll() is not None or time.monotonic() > end:
@@ -81,7 +81,7 @@ class Ranks:
         return True
 
     def ended(self) -> bool:
-        """Whether all end before they hang."""
+        """Return whether all ranks end in time."""
         try:
             self._process.wait(self._limit)
         except subprocess.TimeoutExpired:
@@ -89,11 +89,11 @@ class Ranks:
         return True
 
     def said(self) -> str:
-        """The end of what they said."""
+        """Return the end of their output."""
         return " ".join((self.folder / "said").read_text(errors="replace").split())[-600:]
 
     def kill(self, rank: int) -> float | None:
-        """SIGKILL; when, by the clock of all hosts; None: it had ended."""
+        """Kill a rank; return the time by the clock of all hosts, or None where it has ended."""
         if (process := self._find(rank)) is None:
             return None
         now = time.monotonic()
@@ -101,7 +101,7 @@ class Ranks:
         return now
 
     def _find(self, rank: int) -> psutil.Process | None:
-        """Its process, in whichever host's namespace."""
+        """Return the process of a rank, in the namespace of any host."""
         for process in psutil.process_iter(["cmdline"]):
             if str(self.folder) not in (process.info["cmdline"] or ()):
                 continue
@@ -115,7 +115,7 @@ class Ranks:
 
 @contextmanager
 def hosts(apart: bool) -> Iterator[Testbed | None]:
-    """Two hosts, or this machine."""
+    """Make two hosts where ranks are apart, else use this machine."""
     if not apart:
         yield None
         return

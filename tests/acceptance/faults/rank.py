@@ -1,4 +1,4 @@
-"""A rank that trains what a folder says, and writes there what it does, as far as it comes.
+"""A rank that trains the experiments of a folder, and writes its progress there.
 
 python -m tests.acceptance.faults.rank FOLDER    under mpiexec
 """
@@ -23,7 +23,7 @@ from tests.acceptance.faults.mpi_job import ASKED, BEGUN, HANG, STEPS, TOLD
 
 
 class Moments(keras.callbacks.Callback):
-    """Writes down when training began, and when which step of which world was taken.
+    """Write down when training begins and when each step ends.
 
     Args:
         folder: where.
@@ -43,7 +43,7 @@ class Moments(keras.callbacks.Callback):
             file.write_text(str(self._communicator.clock.now()))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The moment by the host's clock, and how many ranks were gone."""
+        """Write the time by the host's clock, and how many ranks have died."""
         print(self._communicator.clock.now(), len(self._communicator.dead), file=self._steps)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -52,7 +52,7 @@ class Moments(keras.callbacks.Callback):
 
 
 def train(experiment: Experiment, folder: Path) -> None:
-    """Train, and say what came of it."""
+    """Train, and write down the result."""
     communicator = world(limit=HANG / 2)
     moments = Moments(folder, communicator)
     asked = experiment.replace(callbacks=lambda: [Ledger(folder), moments])

@@ -1,4 +1,4 @@
-"""Ranks that are killed in trainings that cannot do without them: spares and checkpoints."""
+"""Kill ranks in trainings that need all of them: a spare or a checkpoint replaces each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _killed(cluster: Cluster, number: int, asked: Experiment, whole: Run, seconds: float) -> Row:
-    """One training with a kill."""
+    """Kill a rank during one training; return its row."""
     draw = np.random.default_rng([number, 17])
     moment, victim = float(draw.uniform(0, seconds)), int(draw.integers(asked.ranks))
     processes = cluster.view.apply_sync(os.getpid)

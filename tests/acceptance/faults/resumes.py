@@ -1,4 +1,4 @@
-"""Trainings with checkpoints that are ended by SIGKILL at random moments, and taken up again."""
+"""End trainings with checkpoints by SIGKILL at random moments, and resume them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def kept() -> Iterator[Experiment]:
-    """All that can be kept and resumed, as labkit says."""
+    """Yield an experiment for each strategy that labkit can checkpoint and resume."""
     for kind in STRATEGIES.values():
         for clock in ("wall", "virtual"):
             try:
@@ -116,7 +116,7 @@ def _resumed(
 def _killed(
     cluster: Cluster, asked: Experiment, who: str, victim: int, moment: float, folder: Path
 ) -> bool:
-    """Train in a process of its own, and kill; whether it had not ended before."""
+    """Train in another process, and kill; return whether it still trained then."""
     ranks = cluster.view.apply_sync(os.getpid)
     folder.mkdir()
     file = folder / "asked"
@@ -151,7 +151,7 @@ def _killed(
 
 
 def same(asked: Experiment, run: Run, whole: Run) -> bool:
-    """Whether losses and weights are equal, bit for bit.
+    """Return whether losses and weights are equal, bit for bit.
 
     What is asynchronous on the wall clock is never the same twice: there as many gradients have
     changed the weights, and every worker has taken each of its steps once.

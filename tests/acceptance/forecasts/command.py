@@ -1,4 +1,4 @@
-"""`labkit bench forecasts`: its options, and its tables."""
+"""The campaign of forecasts: its options, and its tables."""
 
 from __future__ import annotations
 

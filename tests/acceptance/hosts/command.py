@@ -1,4 +1,4 @@
-"""Benchmarks of ranks on several hosts, on a testbed that they make: as parts of one command."""
+"""Ranks on two hosts of a testbed: allreduces, the emulation of their link, starts of clusters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.bench.command import AS_JSON, format_rows, names, write_rows
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import say
-from tests.acceptance.hosts import emulated, levels, starts
+from tests.acceptance.hosts import allreduce, starts
 
 
 class Part(NamedTuple):
@@ -44,7 +44,7 @@ _TIMES = {"median_ms": "median ms", "min_ms": "least"}
 
 PARTS = {
     "levels": Part(
-        levels.measure,
+        allreduce.measure_levels,
         5,
         {"algorithm": "algorithm", "bytes": "bytes", **_TIMES, "max_ms": "most"}
         | {"ratio_to_ring": "of ring's time", "ratio_min": "least", "ratio_max": "most"}
@@ -52,7 +52,7 @@ PARTS = {
         | {"link_bytes": "bytes out of a host", "sent": "by its link", "correct": "correct"},
     ),
     "emulated": Part(
-        emulated.measure,
+        allreduce.measure_emulation,
         5,
         {"algorithm": "algorithm", "bytes": "bytes", "median_ms": "real ms"}
         | {"emulated_ms": "emulated ms", "error": "error", "error_min": "least"}

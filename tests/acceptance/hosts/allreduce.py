@@ -1,13 +1,16 @@
-"""What a sum takes on two hosts of two ranks, by algorithm, and what of it crosses the link."""
+"""Allreduces of ranks on two hosts: by algorithm, and beside the emulation of their link."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
+from labkit.bench import link
 from labkit.bench.host_selection import share_of
+from labkit.bench.linked_processes import Ranks
 from labkit.bench.timing import Row, head
 from labkit.hosts import testbed
 from labkit.network import Network
@@ -19,9 +22,13 @@ ALGORITHMS = ("ring", "two_level", "two_level_butterfly", "hierarchical", "mpi")
 NBYTES = 25_000_000
 CALLS = 3
 EACH = 2  # ranks on a host
+# Of the emulation
+EMULATED = ("ring", "tree", "master_worker")
+SIZES = (2**20, 8 * 2**20, 32 * 2**20)
+RATE = "1Gb"
 
 
-def measure(
+def measure_levels(
     repeats: int = 5, algorithms: Sequence[str] = ALGORITHMS, nbytes: int = NBYTES
 ) -> list[Row]:
     """Time float32 allreduces of 2 × 2 ranks placed by node at 1 Gb/s, interleaved.
@@ -84,3 +91,20 @@ def _times(own: np.ndarray, ring: np.ndarray) -> Row:
         "link_bytes": float(np.median(own[:, 2])),
         "sent": float(np.median(own[:, -1])),
     }
+
+
+def measure_emulation(
+    repeats: int = 5, algorithms: Sequence[str] = EMULATED, sizes: Sequence[int] = SIZES
+) -> list[Row]:
+    """Time allreduces of two ranks on two hosts, and on one that emulates the link, in turns.
+
+    Args and rows: as `labkit.bench.link.measure`, whose ranks speak TCP without MPI.
+    """
+    rows = link.measure((RATE,), sizes, algorithms, repeats, joined=_on_two_hosts)
+    return [row | {"bench": "hosts", "what": "emulated"} for row in rows]
+
+
+@contextmanager
+def _on_two_hosts(bits: int) -> Iterator[Ranks]:
+    with testbed(bandwidth=f"{bits // 10**6}Mb/s", slurm=False) as bed, ranks_on(bed, 1) as ranks:
+        yield ranks
