@@ -1,4 +1,4 @@
-"""Where the time goes that the exchange adds to a step, line by line, each beside its limit."""
+"""The time that the exchange adds to a step, line by line, each beside its lower limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = {"pack": COPY, "sum": "raw allreduce"}  # a line and bare work on all b
 def kinds(
     communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
 ) -> dict[str, Callable[[], object]]:
-    """Steps to take in turns with those of the exchange.
+    """Return the kinds of steps that are interleaved with those of the exchange.
 
     Args:
         communicator: of the ranks.
@@ -50,11 +50,11 @@ def _handed(gradients: list[tf.Tensor], shared: np.ndarray) -> list[tf.Tensor]:
 
 
 def taken(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
-    """Seconds of the last steps, medians, from the timelines of all ranks, which share a clock.
+    """Return medians of the last steps, s, from the timelines of all ranks, which share a clock.
 
-    "pack": of the rank that has packed last, for which all wait; "sum": from then on until all have
-    the mean; "wait": of a rank for the last one, the mean over ranks, which adds nothing to the
-    step of the slowest.
+    "pack" is the time of the rank that packs last; all others wait for it. "sum" lasts from there
+    until all ranks have the mean. "wait" is the mean wait of a rank for the last one; it adds
+    nothing to the step of the slowest rank.
     """
     packs = np.array([_last("pack", own, steps) for own in events])  # (ranks, steps, 2)
     served = np.array([_last("communicate", own, steps) for own in events])
@@ -69,7 +69,7 @@ def taken(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
 
 
 def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
-    """Start and stop of the last events of a kind, of which a step has one: there is one bucket."""
+    """Return start and stop of the last events of a kind; a step has one, because of one bucket."""
     return [event[3:] for event in events if event[0] == kind][-steps:]
 
 
@@ -79,12 +79,12 @@ def rows(
     added: Mapping[str, Sequence[float]],
     schedule: str,
 ) -> Iterator[tuple[str, Row]]:
-    """Each line of the budget: what it takes, and what bare work on all bytes does, ms.
+    """Yield each line of the budget: its time, and the time of bare work on all bytes, ms.
 
-    Packing may take less than a copy of all: what a rank adds up itself is not packed.
+    Packing may take less than a copy of all bytes: a rank does not pack what it sums itself.
 
     Args:
-        found: what `taken` says.
+        found: of `taken`.
         seconds: of the kinds of steps, by repeat.
         added: by the kinds of steps, by repeat.
         schedule: whose budget it is.

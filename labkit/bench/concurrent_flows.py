@@ -25,9 +25,9 @@ from labkit.network import Network, drained
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-# Bytes of both, and the share of the first one's time alone after which the second starts.
+# Bytes of both flows, and the delay of the second, as a share of the time of the first alone.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# What each connection has under way at most: several times what the link itself holds, and little
+# Bytes of each connection in flight at most: several times the capacity of the link, and few
 # beside a message.
 WINDOW = 2**16
 CLAMP = 10  # TCP_WINDOW_CLAMP of Linux
@@ -101,7 +101,7 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
 
 
 def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]:
-    """On the ranks of a cluster: seconds to the end of each flow from rank 0, of each case."""
+    """Return the seconds to the end of each flow from rank 0, of each case (runs on ranks)."""
     found = []
     clock = communicator.clock
     for first, second, later in cases:
@@ -125,7 +125,7 @@ def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]
 
 
 def _case(rank: Pair, flows: list[socket.socket], case: Case) -> list[float]:
-    """Of one case on the real link: seconds to the end of each flow from rank 1."""
+    """Return the seconds to the end of each flow from rank 1 on the real link, of one case."""
     first, second, later = case
     start = max(rank.allgather(WALL.now())) + LEAD
 
@@ -142,7 +142,7 @@ def _case(rank: Pair, flows: list[socket.socket], case: Case) -> list[float]:
 
 
 def _ends(flows: list[socket.socket], left: list[int], start: float) -> list[float]:
-    """When the last byte of each has come, s since the start."""
+    """Return when the last byte of each flow arrives, s since the start."""
     ends, room = [0.0] * len(flows), bytearray(2**20)
     with selectors.DefaultSelector() as ready:
         for number, flow in enumerate(flows):

@@ -1,4 +1,4 @@
-"""One script of faults over all strategies that can have it."""
+"""One script of faults, run with every strategy that takes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
 
 class Calm(NamedTuple):
-    """A run that nothing has disturbed, and what was asked."""
+    """A run without faults, and its experiment."""
 
     asked: Experiment
     run: Run
@@ -24,7 +24,7 @@ Pairs = dict[str, tuple[Run, Run | None]]  # undisturbed, and with the script; N
 
 
 def entrants(base: Experiment) -> dict[str, Strategy]:
-    """All strategies that an experiment takes, by name, with servers in their three ways."""
+    """Return all strategies that an experiment takes, by name, with three kinds of servers."""
     found: dict[str, Strategy] = {name: kind() for name, kind in STRATEGIES.items()}
     found["ParameterServer, backup"] = ParameterServer(backups=1)
     found["ParameterServer, asynchronous"] = ParameterServer(synchronous=False)
@@ -34,7 +34,7 @@ def entrants(base: Experiment) -> dict[str, Strategy]:
 def undisturbed(
     cluster: Cluster, base: Experiment, strategies: Mapping[str, Strategy]
 ) -> dict[str, Calm]:
-    """Each strategy without faults; who refuses the model is left out."""
+    """Run each strategy without faults; leave out those that refuse the model."""
     found = {}
     for name, strategy in strategies.items():
         asked = base.replace(strategy=strategy)
@@ -46,12 +46,12 @@ def undisturbed(
 
 
 def league(cluster: Cluster, calm: Mapping[str, Calm], script: Sequence[Fault]) -> Pairs:
-    """Each of these beside the same with faults; who would wait for ever refuses them."""
+    """Run each of these again with faults; a strategy that would wait for ever refuses them."""
     return {name: (run, _hit(cluster, asked, tuple(script))) for name, (asked, run) in calm.items()}
 
 
 def _hit(cluster: Cluster, calm: Experiment, faults: tuple[Fault, ...]) -> Run | None:
-    """Its record, also where it has failed."""
+    """Return the run with faults, also where it fails; None where the strategy refuses them."""
     try:
         asked = calm.replace(faults=faults)
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""Sums over hosts beside what is predicted: measured on the ranks of a cluster, in turns."""
+"""Allreduces between hosts, measured on the ranks of a cluster and predicted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PINGS, FEW = 200, 20  # round trips of one byte, and of LARGE bytes
 def refuse_impossible(
     algorithms: Sequence[str], sizes: Sequence[int], repeats: int, trained: Sequence[str] = (BASE,)
 ) -> None:
-    """Before anything starts. Raises: InvalidInput."""
+    """Refuse impossible arguments before anything starts. Raises: InvalidInput."""
     for names in (algorithms, trained):
         for name in names:
             check_algorithm(name)
@@ -95,7 +95,7 @@ def _timed(
 
 
 def _measured(cluster: Cluster) -> Network:
-    """The network of which these ranks are, by ping-pong between two hosts and inside one."""
+    """Return the network of these ranks, measured by ping-pong between two hosts and inside one."""
     hosts = sorted({tuple(each) for each in cluster.call(_here)})
     if len(hosts) < 2:
         raise InvalidInput(
@@ -117,17 +117,17 @@ def _here(communicator: Communicator) -> list[int]:
 
 
 def _predicted(name: str, nbytes: int, size: int, network: Network) -> Simulation:
-    """Of what has no schedule, that of the ring."""
+    """Simulate an algorithm; one without a schedule counts as the ring."""
     return simulate(name if name in ALLREDUCE else BASE, size, nbytes, network)
 
 
 def _out(found: Simulation, network: Network) -> float:
-    """Bytes that leave the first host."""
+    """Return the bytes that leave the first host."""
     return float(found.occupied[found.links.index("host 0 out")] * network.bandwidth)
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """What the ways between ranks are, to another host and inside that of rank 0 (collective)."""
+    """Measure the links of rank 0, to another host and inside its own (collective)."""
     here = communicator.share(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -140,7 +140,7 @@ def ways(communicator: Communicator) -> dict[str, float]:
 
 
 def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> float:
-    """Half the median round trip from rank 0 to another rank, s (collective)."""
+    """Return half the median round trip from rank 0 to another rank, s (collective)."""
     seconds, clock, data = [], communicator.clock, np.zeros(nbytes, np.uint8)
     communicator.meet()
     for _ in range(pings if communicator.rank in (0, other) else 0):
@@ -156,16 +156,16 @@ def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> flo
 
 
 class Sums:
-    """Times sums, in memory that stays for the next question."""
+    """A timer of allreduces, whose buffers stay for the next case."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """The median in s, whether sums are right, and bytes in a call.
+        """Return the median in s, whether sums are right, and the bytes of a call.
 
-        These are what left the host of rank 0, and what all ranks sent.
+        Bytes are those that left the host of rank 0, and those that all ranks sent.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:

@@ -1,4 +1,4 @@
-"""Where hosts are found to measure on: those that are named, a testbed, or pretended ones."""
+"""Hosts to measure on: those that the environment names, a testbed, or emulated ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its 
 
 
 class HostSelection:
-    """The hosts that LABKIT_LAUNCHER and its like name; else a testbed; else emulated ones.
+    """The hosts that variables such as LABKIT_LAUNCHER name, else a testbed, else emulated ones.
 
     Args:
         workers: ranks.
@@ -33,7 +33,7 @@ class HostSelection:
     Attributes:
         network: what is emulated; None: the link is real.
         link: what the link between hosts is called.
-        said: where ranks will be, and why there.
+        said: the place of the ranks, and the reason.
 
     Raises:
         InvalidInput: what cannot be.
@@ -72,18 +72,18 @@ class HostSelection:
 
     @contextmanager
     def ranks(self) -> Iterator[Cluster]:
-        """Ranks on the hosts; a testbed that was made for them ends with this context."""
+        """Start ranks on the hosts; a testbed ends with this context."""
         with self._bed, Cluster(**self._asked) as cluster:
             yield cluster
 
 
 def share_of(bits: int) -> float:
-    """Bytes/s of payload on a link of so many bits/s."""
+    """Return the bytes/s of payload on a link of some bits/s."""
     return bits / 8 * PAYLOAD / FRAME
 
 
 def groups(workers: int, nodes: int, place: str) -> list[list[int]]:
-    """The ranks of each host.
+    """Return the ranks of each host.
 
     >>> groups(4, 2, "core"), groups(4, 2, "node")
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
@@ -94,7 +94,7 @@ def groups(workers: int, nodes: int, place: str) -> list[list[int]]:
 
 
 def _named(nodes: int) -> dict[str, Any]:
-    """What a cluster is told where a launcher is named; else nothing."""
+    """Return the arguments of a cluster where the environment names a launcher, else none."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
         told = int(os.environ.get(VARIABLES["nodes"]) or 1)

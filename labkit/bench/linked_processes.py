@@ -1,4 +1,4 @@
-"""Processes at the ends of a link, that answer lines with lines."""
+"""Processes at the ends of a link, which answer each line of JSON with another."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ END = 5.0  # seconds that a process has to end by itself
 
 
 class Ranks:
-    """Processes that work together; lines of JSON in and out.
+    """Processes that work together, and exchange lines of JSON with this one.
 
     Args:
-        processes: each says a line when it is ready, and waits for one; or one process for all,
-            which speaks for them.
+        processes: one a rank, or one that speaks for all ranks. Each writes a line when it is
+            ready, and waits for one.
 
     Attributes:
-        ready: what each said first.
+        ready: the first line of each.
     """
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self.ready = self._lines()  # what each said: rank 0 listens, so that rank 1 may call
+        self.ready = self._lines()  # rank 0 listens now, so that rank 1 may connect
         self._say("")
 
     def ask(self, cases: object) -> None:
-        """Hand all the same question."""
+        """Send the same cases to all ranks."""
         self._say(json.dumps(cases))
 
     def answer(self) -> str:
-        """What rank 0 answers, once all have. Raises: LabkitError, with what ranks said last."""
+        """Return rank 0's answer when all have answered. Raises: LabkitError, with their output."""
         return self._lines()[0]
 
     def end(self) -> list[str]:
-        """End both; the last line that each wrote about an error."""
+        """Kill all ranks; return the last line that each wrote to stderr."""
         for process in self._processes:
             process.kill()
         said = [process.communicate()[1].strip() for process in self._processes]
         return [text.splitlines()[-1] if text else "nothing" for text in said]
 
     def _say(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # a rank that has ended is noticed when it should answer
+        with suppress(BrokenPipeError):  # `_lines` reports a rank that has ended
             for process in self._processes:
                 assert process.stdin is not None  # for the type checker: a pipe was asked for
                 process.stdin.write(line + "\n")
@@ -64,7 +64,7 @@ class Ranks:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Let it end, and end it if it does not: what mpiexec has started would outlive it."""
+    """Close stdin and wait; kill only then, because the ranks of a killed mpiexec outlive it."""
     assert process.stdin is not None  # for the type checker: a pipe was asked for
     with suppress(BrokenPipeError):
         process.stdin.close()
@@ -75,7 +75,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
-    """Two ranks of a module, at the ends of a link of so many bits/s; they end before it."""
+    """Start two ranks of a module at the ends of a link of some bits/s; the link ends last."""
     with rate_limited_link(bits, flows) as namespaces:
         run = [sys.executable, "-P", "-m", program]
         commands = [
@@ -90,7 +90,7 @@ def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
 def started(
     commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None
 ) -> Iterator[Ranks]:
-    """Processes of these commands; they end with this context.
+    """Start the processes of these commands; they end with this context.
 
     Args:
         commands: of each.

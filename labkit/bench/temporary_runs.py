@@ -1,4 +1,4 @@
-"""A folder of runs that nobody keeps."""
+"""A temporary folder for the runs of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labkit.records.checkpoints import RESUMES
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Meanwhile runs are kept in a folder that goes with this context, also within a job.
+    """Keep runs in a folder that this context removes, also within a job.
 
-    None of them is one of an earlier attempt at that job.
+    The runs of an earlier attempt at that job are not found.
     """
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUMES)
     before = {name: os.environ[name] for name in ours if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
-        # A job's stays set: by it a process knows that nobody looks at it.
+        # LABKIT_JOB stays set within a job: it tells a process that nobody watches.
         os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
         os.environ.pop(RESUMES, None)
         try:

@@ -1,4 +1,4 @@
-"""Does a test notice? Seeded changes of labkit's own code, each held against its own tests."""
+"""Mutation testing: seeded changes of labkit's own code, which its tests must notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small changes of a program, one at a time, each of which a test should notice."""
+"""Mutants of a module: each is one small change of its syntax tree."""
 
 from __future__ import annotations
 

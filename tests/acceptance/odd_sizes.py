@@ -1,4 +1,4 @@
-"""What is too long, too deep or too many in a folder of runs, and how a folder comes to it."""
+"""Changes by which something in a folder of runs is too long, too deep or too many."""
 
 from __future__ import annotations
 

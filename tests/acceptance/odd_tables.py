@@ -1,4 +1,4 @@
-"""Tables that are small as files, and large or odd when they are read."""
+"""Parquet files that are small on disk, and large or odd in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no file should hold, and a notebook in which to put it."""
+"""Values that no file should hold, and a notebook in which campaigns put them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reader of a folder of runs, as a process that may take so much time and memory meets it."""
+"""Every reader of a folder of runs, in a process with limits of time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long `ls` and `compare` take over thousands of run folders, each in a fresh process."""
+"""The time of `ls` and `compare` over thousands of run folders, each in a fresh process."""
 
 from __future__ import annotations
 

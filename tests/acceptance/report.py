@@ -1,4 +1,4 @@
-"""How long a report of many runs takes to make, and until a browser shows its first figure."""
+"""The time to make a report of many runs, and until a browser shows its first figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flows of labkit held against SimGrid's, where that is installed for some Python."""
+"""The flows of labkit compared with SimGrid's, where some Python has SimGrid."""
 
 from __future__ import annotations
 

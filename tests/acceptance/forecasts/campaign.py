@@ -1,4 +1,4 @@
-"""What settings take, run in turns on ranks that stay up, once forecasts of all are written."""
+"""The campaign: write forecasts of all settings, then run these in turns on ranks that stay up."""
 
 from __future__ import annotations
 

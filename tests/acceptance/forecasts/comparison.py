@@ -1,4 +1,4 @@
-"""Forecasts held against runs: whether they came first, and how far they were off."""
+"""Forecasts compared with runs: their order, and their errors."""
 
 from __future__ import annotations
 

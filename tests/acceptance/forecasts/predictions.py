@@ -1,4 +1,4 @@
-"""What is said of settings before any of them has run: calibration, forecasts and their seals."""
+"""Forecasts that are written before any setting runs, each with a seal, and their calibration."""
 
 from __future__ import annotations
 

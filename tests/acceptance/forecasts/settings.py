@@ -1,4 +1,4 @@
-"""The settings of which forecasts are made, and what is calibrated for them, which is none."""
+"""The settings that are forecast and run, and other settings that are calibrated for them."""
 
 from __future__ import annotations
 

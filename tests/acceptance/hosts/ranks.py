@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a testbed, that answer a benchmark's questions."""
+"""Ranks on the hosts of a testbed, which time the allreduces that a campaign asks for."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RENO += "echo 0 > tcp_slow_start_after_idle"
 
 @contextmanager
 def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
-    """So many ranks on each host, placed by node; they speak through rank 0.
+    """Start some ranks on each host, placed by node; they speak through rank 0.
 
-    They first say what the ways between them are: `latency` (s), `bandwidth` (bytes/s) and
+    They first report the links between them: `latency` (s), `bandwidth` (bytes/s) and
     `payload` (bytes of a frame) between hosts, `inside_latency` and `inside_bandwidth` where a
     host has two ranks. To a list of (algorithm, bytes, calls) they answer as `Sums.case`, for each.
     """

@@ -1,4 +1,4 @@
-"""Clusters on two hosts, started and ended again and again, by each launcher.
+"""Start and end clusters on two hosts many times, by each launcher.
 
 python -m tests.acceptance.hosts.starts REPEATS    inside a job of Slurm: one JSON line a start
 """
