@@ -92,10 +92,10 @@ def cluster(shared_cluster: labkit.Cluster) -> labkit.Cluster:
     def as_new(communicator: object) -> None:
         import gc
 
-        from labkit.exchange import choice
+        from labkit.exchange import autotune
         from labkit.worker.session import leave_modules, restore
 
-        choice.usable_cores = lambda: 1000  # else an overlap would be none where cores are few
+        autotune.usable_cores = lambda: 1000  # else an overlap would be none where cores are few
         if not gc.get_freeze_count():  # engines that have just started
             leave_modules()
         restore()

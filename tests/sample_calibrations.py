@@ -73,13 +73,13 @@ def calibration(
         ),
         codecs=tuple(
             CodecCost(
-                compressor=each.to_json(),
+                compressor=compressor.to_json(),
                 nbytes=1_000_000,
                 encode=exactly(1e-3),
                 decode=exactly(2e-3),
                 payload=10_000,
             )
-            for each in compressors
+            for compressor in compressors
         ),
         collectives=collectives,
         overheads=tuple(

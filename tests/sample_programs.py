@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
-from labkit.programs import Diary, Gradient, Roles, placed, staged
+from labkit.programs import EventLog, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
@@ -65,7 +65,7 @@ class Numbers:
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """A stage passes on how many there are up to it."""
         worker, stage, *_ = place
-        assert [each.tolist() for each in values] == [[stage] * PASSED] * (stage > 0)
+        assert [value.tolist() for value in values] == [[stage] * PASSED] * (stage > 0)
         step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
         self.under_way[worker, stage] = step, weights
         last = self.stages == stage + 1
@@ -74,7 +74,7 @@ class Numbers:
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """Of the weights that it has gone forward with."""
         worker, stage, *_ = place
-        assert [each.tolist() for each in values] == [[-2.0 - stage] * PASSED] * len(values)
+        assert [value.tolist() for value in values] == [[-2.0 - stage] * PASSED] * len(values)
         step, weights = self.under_way[worker, stage]
         told = (0, np.nan) if values else (self.batch(worker), 0.5 / (step + 1))
         before = (np.full(PASSED, -1.0 - stage),) * (stage > 0)
@@ -118,7 +118,7 @@ def begun(
     lost: Mapping[int, float] | None = None,
     scenes: Numbers | None = None,
     **laws: Any,
-) -> tuple[VirtualWorld, Numbers, Diary, Roles]:
+) -> tuple[VirtualRuntime, Numbers, EventLog, Roles]:
     """A world that has not been played yet."""
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
@@ -134,19 +134,19 @@ def begun(
         if not roles.servers:
             scenes.held = dict.fromkeys(range(len(hosts)), roles.weights)
     members = [roles.members(worker) for worker in range(workers)]
-    diary = Diary(scenes, steps, writers=[number for each in members for number in each])
+    diary = EventLog(scenes, steps, writers=[number for member in members for number in member])
     programs = {number: strategy.program(roles, number) for number in range(len(hosts))}
     laws = {"seed": 3} | laws
-    times = Laws(compute or ComputeTime(0.1), slow or {}, **laws)
+    times = TimingModel(compute or ComputeTime(0.1), slow or {}, **laws)
     gone = {tuple(members[worker]): moment for worker, moment in (lost or {}).items()}
     more: Any = {"script": script, "lost": gone, "servers": roles.servers}
-    world = VirtualWorld(programs, hosts, scenes, diary, times, network, **more)
+    world = VirtualRuntime(programs, hosts, scenes, diary, times, network, **more)
     return world, scenes, diary, roles
 
 
 def play(
     strategy: Servers | Replicas, workers: int, *given: Any, **named: Any
-) -> tuple[VirtualWorld, Numbers, Diary]:
+) -> tuple[VirtualRuntime, Numbers, EventLog]:
     """A world that has been played."""
     world, scenes, diary, _ = begun(strategy, workers, *given, **named)
     world.play()

@@ -15,7 +15,7 @@ from labkit import AllReduce, Cluster, Experiment, TopK
 from labkit.cluster.launch import card_of
 from labkit.cluster.start import Start
 from labkit.common.html import curve
-from labkit.experiment.brief import brief
+from labkit.experiment.summary import brief
 from labkit.network import Network
 from labkit.network.model import rate_text
 from labkit.records import store

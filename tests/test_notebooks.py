@@ -22,7 +22,7 @@ from labkit.jobs.notebook import execute
 from labkit.jobs.parameters import declared
 from labkit.records.run import load_runs
 from labkit.strategies import AllReduce, ParameterServer, Pipeline
-from labkit.worker.devices import Asked
+from labkit.worker.devices import DeviceRequest
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -154,9 +154,11 @@ def test_scheduling_shows_the_timelines_of_all_schedules_and_what_they_hid(tmp_p
 
 def test_the_parameters_of_placement_can_be_asked() -> None:
     parameters = declared(NOTEBOOKS / "placement.ipynb")
-    shared = {name: p.default for name, p in parameters.items() if name in Asked.model_fields}
+    shared = {
+        name: p.default for name, p in parameters.items() if name in DeviceRequest.model_fields
+    }
     assert len(shared) == 8
-    Asked(**{name: tuple(v) if isinstance(v, list) else v for name, v in shared.items()})
+    DeviceRequest(**{name: tuple(v) if isinstance(v, list) else v for name, v in shared.items()})
     assert not set(parameters) & {"workers", "strategy"}  # nothing of it is an experiment
     assert all(parameter.help for parameter in parameters.values())
 

@@ -24,7 +24,7 @@ from labkit.strategies.replicas import Replicas
 
 if TYPE_CHECKING:
     from labkit.programs.actions import Vector
-    from labkit.worker.played import Stage
+    from labkit.worker.played import ComputeBackend
 
 STEPS = 6  # of one stretch
 TURNS = 8  # stretches of each kind in a repeat, one after the other and back again
@@ -103,7 +103,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 
 
 def _stretch(
-    communicator: Communicator, stage: Stage, way: Replicas | None
+    communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
     """Seconds of the steps of a stretch, and what of them is neither gradient nor update.
 
@@ -120,7 +120,7 @@ def _stretch(
 class _Counted(Counted):
     """A stage that knows how long it has computed by each update."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ComputeBackend) -> None:
         super().__init__(stage)
         self.after: list[float] = []
 
@@ -162,7 +162,7 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
     return rows
 
 
-def _wire(communicator: Communicator, stage: Stage) -> float:
+def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
     """Seconds that a fragment is on the wire."""
     fragment = np.zeros(stage.roles.weights.size // FRAGMENTS, stage.roles.weights.dtype)
     communicator.meet("the next stretch of a benchmark")
@@ -179,19 +179,19 @@ def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> f
     return slowest
 
 
-def _stage(communicator: Communicator, experiment: Experiment) -> Stage:
+def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
     from labkit.worker.feed import read
-    from labkit.worker.played import Stage
+    from labkit.worker.played import ComputeBackend
     from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     session.compile(session.optimizer())
-    stage = Stage(session, ParameterAveraging(period=NEVER))
+    stage = ComputeBackend(session, ParameterAveraging(period=NEVER))
     stage.hold([communicator.rank])
     return stage
 
 
-def _bare(communicator: Communicator, stage: Stage, steps: int) -> Sequence[float]:
+def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:
     """Seconds of steps on all ranks at once: a gradient, and its update."""
     own, rank, moments = stage.roles.weights, communicator.rank, []
     communicator.meet("the next stretch of a benchmark")
@@ -203,21 +203,21 @@ def _bare(communicator: Communicator, stage: Stage, steps: int) -> Sequence[floa
 
 def _played(
     communicator: Communicator,
-    stage: Stage,
+    stage: ComputeBackend,
     strategy: Replicas,
     steps: int,
     counted: Counted | None = None,
 ) -> Sequence[float]:
     """Seconds of the steps of this rank's worker."""
-    from labkit.programs import Diary
-    from labkit.programs.ranks import RankWorld
+    from labkit.programs import EventLog
+    from labkit.programs.mpi_runtime import MpiRuntime
 
     roles, rank, before = replace(stage.roles, steps=steps), communicator.rank, len(stage.rows)
     program = {rank: strategy.program(roles, rank)}
     scenes = counted or stage
-    given = communicator, scenes, Diary(scenes, steps), roles.weights.dtype
+    given = communicator, scenes, EventLog(scenes, steps), roles.weights.dtype
     communicator.meet("the next stretch of a benchmark")
-    RankWorld(program, roles.hosts, *given, meanwhile=False).play()
+    MpiRuntime(program, roles.hosts, *given, meanwhile=False).play()
     return [row["seconds"] for row in stage.rows[before:]]
 
 

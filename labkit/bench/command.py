@@ -110,9 +110,9 @@ def names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
     """Parse an option's compressors, as YAML has the items of a list."""
-    from labkit.common.plain_json import NotPlain
+    from labkit.common.safe_json import NotPlain
     from labkit.compression import parse
-    from labkit.records.plain_yaml import read_plain
+    from labkit.records.safe_yaml import read_plain
 
     try:
         items = read_plain(f"[{text or ''}]")

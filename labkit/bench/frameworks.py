@@ -13,7 +13,7 @@ import numpy as np
 from labkit.bench.command import AS_JSON, TIMES, format_rows, names, write_rows
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.options import lookup
 from labkit.common.terminal import say

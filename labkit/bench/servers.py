@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labkit.communicator import Carrier, Letter
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
-    from labkit.worker.played import Stage
+    from labkit.worker.played import ComputeBackend
 
 STEPS = 10  # of one stretch, which is timed as a whole
 EPOCH = 4  # steps that 64 workers take to show what they keep
@@ -93,14 +93,14 @@ def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) 
     )
 
 
-def _stage(communicator: Communicator, experiment: Experiment) -> Stage:
+def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
     from labkit.worker.feed import read
-    from labkit.worker.played import Stage
+    from labkit.worker.played import ComputeBackend
     from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     session.compile(session.optimizer())
-    stage = Stage(session, ParameterServer(**experiment.strategy.model_dump()))
+    stage = ComputeBackend(session, ParameterServer(**experiment.strategy.model_dump()))
     stage.hold([n for n, place in enumerate(stage.roles.hosts) if place == communicator.rank])
     return stage
 
@@ -108,7 +108,7 @@ def _stage(communicator: Communicator, experiment: Experiment) -> Stage:
 class Counted:
     """A stage that counts the seconds of what it computes, and the most that it had in memory."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ComputeBackend) -> None:
         self._stage, self.seconds, self.peak = stage, 0.0, 0
         self._under_way, self.in_flight = 0, 0
         self._process = psutil.Process()
@@ -138,9 +138,9 @@ class Counted:
 
 
 def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
-    from labkit.programs import Diary
-    from labkit.programs.times import Laws
-    from labkit.programs.virtual import VirtualWorld
+    from labkit.programs import EventLog
+    from labkit.programs.timing import TimingModel
+    from labkit.programs.virtual_runtime import VirtualRuntime
 
     stage = _stage(communicator, experiment.replace(clock="virtual"))
     stage.hold(stage.roles.servers)
@@ -154,10 +154,10 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         counted = Counted(stage)
         hosts = stage.roles.hosts
         programs = {n: strategy.program(stage.roles, n) for n in range(len(hosts))}
-        laws = Laws(ComputeTime(seconds=0.01), {}, 0)
-        diary = Diary(counted, stage.roles.steps)
+        laws = TimingModel(ComputeTime(seconds=0.01), {}, 0)
+        diary = EventLog(counted, stage.roles.steps)
         start = time.perf_counter()
-        VirtualWorld(programs, hosts, counted, diary, laws).play()
+        VirtualRuntime(programs, hosts, counted, diary, laws).play()
         seconds = time.perf_counter() - start
         grown = max(grown, (counted.peak - before) / stage.roles.weights.nbytes)
         if number:  # the first one touches its memory
@@ -217,8 +217,8 @@ def _wall(
     communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
 ) -> dict[str, Row]:
     """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
-    from labkit.programs import Diary
-    from labkit.programs.ranks import RankWorld
+    from labkit.programs import EventLog
+    from labkit.programs.mpi_runtime import MpiRuntime
 
     stages = {what: _stage(communicator, each) for what, each in experiments.items()}
     stage, rank = next(iter(stages.values())), communicator.rank
@@ -241,9 +241,9 @@ def _wall(
         own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
         programs = {n: strategy.program(own.roles, n) for n in here}
-        diary = Diary(own, own.roles.steps)
-        given = communicator, own, diary, weights.dtype, strategy.meanwhile
-        RankWorld(programs, own.roles.hosts, *given).play()
+        diary = EventLog(own, own.roles.steps)
+        given = communicator, own, diary, weights.dtype, strategy.serves_concurrently
+        MpiRuntime(programs, own.roles.hosts, *given).play()
 
     kinds: dict[str, Step] = {"local": lambda: steps(exchange=False)}
     if communicator.size == stage.roles.workers:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.bench.command import bench
-from labkit.cli.asked import PARAMETER, OfNotebook, Target
 from labkit.cli.calibrate import calibrate
 from labkit.cli.experiments import experiment_of
 from labkit.cli.forecast import forecast
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
+from labkit.cli.notebook_options import PARAMETER, OfNotebook, Target
 from labkit.cli.peers import peers
-from labkit.cli.placed import place, placed
+from labkit.cli.placement_options import place, placed
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
@@ -30,12 +30,12 @@ from labkit.cli.tf_config import tf_config
 from labkit.cli.warm import warm
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.output import output_option
-from labkit.common.places import keep_bytecode
+from labkit.common.paths import keep_bytecode
 from labkit.common.terminal import one_line, say
 from labkit.records.endings import by_whom, terminate
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.jobs.following import Follow
     from labkit.records.run import Run
 
@@ -330,7 +330,7 @@ def _run_notebook(
     resume: bool,
     followed: AbstractContextManager[Follow],
 ) -> None:
-    from labkit.cluster import ahead
+    from labkit.cluster import early_start
     from labkit.jobs import estimate, parameters
     from labkit.jobs.first_cluster import first_cluster
     from labkit.jobs.listing import run_row, shown, table
@@ -343,7 +343,7 @@ def _run_notebook(
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
-    with followed as follow, ahead.started(first_cluster(notebook, values)):
+    with followed as follow, early_start.started(first_cluster(notebook, values)):
         job = execute(notebook, values, root, follow, resume)
     found = load_runs(job.path)
     if found:

@@ -55,7 +55,7 @@ def calibrate(
     from labkit.bench.compression import without_fields
     from labkit.cli.experiments import experiment_named
     from labkit.forecast import Calibration
-    from labkit.forecast.kept import here
+    from labkit.forecast.calibration_store import here
     from labkit.jobs.listing import shown
 
     if show:
@@ -79,7 +79,7 @@ def calibrate(
 def _show(calibration: Calibration) -> None:
     """Where each figure is from, and latency and speed of each level."""
     from labkit.common.units import seconds_text
-    from labkit.forecast.known import fits, sources
+    from labkit.forecast.provenance import fits, sources
     from labkit.jobs.listing import table
 
     say(table(sources(calibration), ("figure", "known by")))

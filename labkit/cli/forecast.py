@@ -63,13 +63,13 @@ def forecast(
     asked = experiment_named(experiment, dict(fields))
     world = None if network is None else network_of(network)
     counts = workers or ([2**k for k in range(7)] if world else sorted({1, asked.workers}))
-    found = [asked.forecast(each, world, calibration, **prices) for each in counts]
+    forecasts = [asked.forecast(count, world, calibration, **prices) for count in counts]
     if as_json:
-        say(json.dumps([each.to_json() for each in found], indent=1, allow_nan=False))
+        say(json.dumps([each.to_json() for each in forecasts], indent=1, allow_nan=False))
         return
-    say(f"{found[-1].label} on {found[-1].where}")
-    say(table([_row(each) for each in found], HEAD))
-    say(table(list(found[-1].sources), ("figure", "known by")))
+    say(f"{forecasts[-1].label} on {forecasts[-1].where}")
+    say(table([_row(each) for each in forecasts], HEAD))
+    say(table(list(forecasts[-1].sources), ("figure", "known by")))
 
 
 def _row(each: Forecast) -> list[str]:

@@ -39,8 +39,8 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
     check_output(site / "index.html", force)
     if check:
         sys.exit(1 if _check(notebooks, site, jobs) else 0)
-    for each in notebooks:
-        check_output(site / f"{each.stem}.html", force)
+    for notebook in notebooks:
+        check_output(site / f"{notebook.stem}.html", force)
     others = chosen(folder, "")
     ended = write_gallery(notebooks, site, jobs, lambda line: say(line, err=True), others)
     failed = sum(result.state != "completed" for result in ended)
@@ -51,19 +51,21 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
     """Say of each run what does not hold; how many runs have a fault."""
     from labkit.gallery.check import check, small_values
-    from labkit.gallery.executed import execute_all
+    from labkit.gallery.execution import execute_all
 
     faulty = 0
-    asked = small_values(notebooks)
-    for each, result in execute_all(asked, site / "check", jobs, lambda line: say(line, err=True)):
+    gallery_specs = small_values(notebooks)
+    for gallery_spec, result in execute_all(
+        gallery_specs, site / "check", jobs, lambda line: say(line, err=True)
+    ):
         if result.state != "completed":
             faulty += 1
-            say(f"{each}: {result.state}: {result.cause}")
+            say(f"{gallery_spec}: {result.state}: {result.cause}")
             continue
-        verdict = check(each, result.path)
-        say(f"{each}: {verdict}")
+        verdict = check(gallery_spec, result.path)
+        say(f"{gallery_spec}: {verdict}")
         for fault in verdict.faults:
             say(f"  {fault}")
         faulty += bool(verdict.faults)
-    say(f"{len(asked)} runs, {faulty} with a fault")
+    say(f"{len(gallery_specs)} runs, {faulty} with a fault")
     return faulty

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.cli.asked import OfNotebook, Target, complete_assignment, complete_parameter
+from labkit.cli.notebook_options import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
 
@@ -81,12 +81,12 @@ def sweep(
     """
     from labkit.jobs import estimate
     from labkit.jobs.following import following
-    from labkit.jobs.sweep import roster
+    from labkit.jobs.sweep import manifest
 
     sampler = given.pop("sampler")
     options = _options(given.pop("jobs"), given.pop("limit"))
     options |= _queued(given.pop("launcher"), given.pop("slurm"))
-    if (target / roster.FILE).exists():
+    if (target / manifest.FILE).exists():
         # A record has its values already; others with it would be another sweep.
         if not resume or any(given.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
@@ -96,10 +96,10 @@ def sweep(
         most = max((member.workers for member in plan.members), default=1)
     else:
         plan, most = _asked(target, sampler=sampler, **given)
-        folder = roster.newest(root, plan) if resume else None
+        folder = manifest.newest(root, plan) if resume else None
         if folder is not None and plan.search:
             plan = _recorded(folder, target)
-    queued = (options if "slurm" in options or not folder else roster.read(folder)).get("slurm")
+    queued = (options if "slurm" in options or not folder else manifest.read(folder)).get("slurm")
     total = plan.search.trials if plan.search else len(plan.members)
     if queued is None:
         estimate.refuse(max(most, _ranks_abreast(plan, options.get("jobs") or 1)), force)
@@ -113,9 +113,9 @@ def sweep(
         return
     with following(root, mlflow, tensorboard) as follow:
         if folder is None:  # --resume, too: then all is missing
-            folder = roster.create(root, name or f"{target.stem}-sweep", plan)
+            folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
-        _run(folder, plan, roster.read(folder) | options)
+        _run(folder, plan, manifest.read(folder) | options)
 
 
 def _ranks_abreast(plan: Plan, jobs: int) -> int:
@@ -193,17 +193,17 @@ def _asked(
     if how == "random" and samples is not None:
         raise InvalidInput("--search random --trials N is --random N: give one of them")
     samples = trials if how == "random" else samples
-    asked = plan.Asked(axes, values, samples, seed, 1 if repeats is None else repeats)
+    asked = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
     made = plan.make(notebook, asked)
     return made, max(member.workers for member in made.members)
 
 
 def _recorded(folder: Path, notebook: Path | None = None) -> Plan:
     """The plan that a sweep's folder holds; its notebook lies where the record says, or here."""
-    from labkit.jobs.sweep import plan, roster
+    from labkit.jobs.sweep import manifest, plan
     from labkit.jobs.sweep.search import of_record
 
-    known = roster.read(folder)
+    known = manifest.read(folder)
     notebook = notebook or Path(str(known.get("notebook")))
     if not notebook.is_file():
         raise InvalidInput(
@@ -218,7 +218,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     """Run what is missing; exit with 0 if then all members have completed."""
     from labkit.jobs.elements import asked, check_ended, open_elements
     from labkit.jobs.listing import shown
-    from labkit.jobs.sweep import roster
+    from labkit.jobs.sweep import manifest
     from labkit.jobs.sweep.array import Array, arrays
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.screen import Screen
@@ -226,13 +226,13 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
     from labkit.records import registry, store
 
     # What is done is asked under the lock: another process may just have been at it.
-    with roster.owned(folder), registry.registration(folder):
-        roster.tidy(folder)
+    with manifest.owned(folder), registry.registration(folder):
+        manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
         if trials:
             todo, total, done = trials.open, trials.search.trials, trials.done
         else:
-            todo = [member for member in plan.members if not roster.is_done(folder, plan, member)]
+            todo = [member for member in plan.members if not manifest.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
         say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: known[name] for name in ("jobs", "limit", "slurm")}
@@ -243,7 +243,7 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         alone = words is None and options["jobs"] is None
         if alone and any(member.cores is None for member in todo):
             say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
-        roster.update(folder, state="running", started=store.now(), ended=None, **options)
+        manifest.update(folder, state="running", started=store.now(), ended=None, **options)
         screen = Screen(total, done)
         if words is None:
             scheduler = Scheduler(plan, folder, known["jobs"], known["limit"], screen)
@@ -252,13 +252,13 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
             finished = Array(plan, folder, known["jobs"], words, screen).run(todo)
         # Asked again of the records, rather than counted: a member may have been stopped from
         # elsewhere.
-        missing = sum(not roster.is_done(folder, plan, member) for member in todo)
+        missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
             if best := trials.best():
                 say(best)
         state = "completed" if not missing else "failed" if finished else "interrupted"
-        roster.update(folder, state=state, ended=store.now())
+        manifest.update(folder, state=state, ended=store.now())
     pruned = trials.states["PRUNED"] if trials else 0
     ended = f" ({pruned} pruned)" if pruned else ""
     say(f"{total - missing} of {total} completed{ended}; result: {shown(folder)}")

@@ -38,8 +38,8 @@ def warm(workers: int | None, threads: int | None, minutes: float, stop: bool, f
 
     if stop:
         ended = pool.stop(workers, threads)
-        for each in ended:
-            say(f"ended: {_shape(each['workers'], each['threads'])}")
+        for standing in ended:
+            say(f"ended: {_shape(standing['workers'], standing['threads'])}")
         if not ended:
             say("no such engines are kept warm")
         return

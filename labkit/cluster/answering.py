@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 
 if TYPE_CHECKING:
     import zmq

@@ -37,13 +37,13 @@ def backing(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[s
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):
         return {}  # another system has no such folder, and a person may have chosen one
     rooms = {place: shutil.disk_usage(place).free for place in (shared, *places)}
-    found = next((place for place, room in rooms.items() if room >= wanted), None)
-    if found is None:
+    path = next((place for place, room in rooms.items() if room >= wanted), None)
+    if path is None:
         told = ", ".join(f"{place} has {room >> 20} MiB free" for place, room in rooms.items())
         raise LabkitError(
             f"{ranks} ranks share {wanted >> 20} MiB of memory through files, and {told}; give "
             f"more: mount -o remount,size=2G {shared}  # docker run --shm-size=2g"
         )
-    if found == shared:
+    if path == shared:
         return {}
-    return dict.fromkeys(FOLDERS, str(found)) | {RELOCATES: "-1"}
+    return dict.fromkeys(FOLDERS, str(path)) | {RELOCATES: "-1"}

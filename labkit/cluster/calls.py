@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, TypeVa
 from labkit.cluster.code_objects import dumps
 from labkit.cluster.lease import Turn
 from labkit.common import imports
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.limits import Limits
+from labkit.common.timeouts import Limits
 from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
-from labkit.communicator.sheet import ENDED
+from labkit.communicator.status_table import ENDED
 from labkit.network import Network
 from labkit.records.endings import End, out_of_memory
-from labkit.worker.luggage import pack
+from labkit.worker.source_bundle import pack
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -106,7 +106,7 @@ def is_gone(failure: Failure) -> bool:
     return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
 
 
-class Asked:
+class CallRequest:
     """What ranks have been asked, all at once, and have not all answered yet.
 
     Args:
@@ -187,7 +187,7 @@ class Asked:
         return is_echo, str(self._calls[rank].metadata["received"])
 
 
-class Calls(Asked, Generic[T]):
+class Calls(CallRequest, Generic[T]):
     """A function that runs on the first ranks of a cluster, as `function(communicator, …)`.
 
     Args:
@@ -309,7 +309,7 @@ class Calls(Asked, Generic[T]):
         return dict(sorted(found.items()))
 
     def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
-        """What ranks have published since this was asked last, see `labkit.worker.afar`.
+        """What ranks have published since this was asked last, see `labkit.worker.remote_stream`.
 
         Args:
             all_of_it: wait for what is still under way from ranks that have ended.
@@ -389,11 +389,11 @@ class Calls(Asked, Generic[T]):
         """Whether a rank that is not heard is there all the same, by who is beside its process."""
         # The nanny of an engine on another host is a process of its own, and tries signal 0 on it.
         engine, client = self._cluster.engines[rank], self._cluster.client
-        told = client.send_signal(0, engine, block=False)
+        future = client.send_signal(0, engine, block=False)
         end = time.monotonic() + ANSWER
-        while not told.done() and time.monotonic() < end:
+        while not future.done() and time.monotonic() < end:
             time.sleep(LOOK_EVERY)
-        if not told.done() or told.result()[0]["content"]["status"] != "ok":
+        if not future.done() or future.result()[0]["content"]["status"] != "ok":
             return ""
         return (
             f"; but its host answers, and the process of rank {rank} is there: it stands still "

@@ -11,29 +11,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import attached, launch, magic, planting
+from labkit.cluster import fault_magic, last_experiment, launch, magic
 from labkit.cluster.calls import Calls, RankError
-from labkit.cluster.carried import Carried, give, take
-from labkit.cluster.kept import Connection, Kept
+from labkit.cluster.cluster_name import folder_of, usual_name
 from labkit.cluster.lease import is_held
 from labkit.cluster.live import Live
-from labkit.cluster.naming import folder_of, usual_name
+from labkit.cluster.local_engines import Connection, LocalEngines
+from labkit.cluster.namespace_transfer import Carried, give, take
 from labkit.cluster.prediction import ask, check_rows, together
-from labkit.cluster.resumed import Resumed, checked, earlier, keeping, path_of
+from labkit.cluster.remote_engines import Visited
+from labkit.cluster.resume import Resumed, checked, earlier, keeping, path_of
 from labkit.cluster.start import Start
-from labkit.cluster.submitted import Submitted, run_seeds
-from labkit.cluster.visited import Visited
+from labkit.cluster.submission import Submitted, run_seeds
 from labkit.cluster.warm import take_over
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.limits import Limits
-from labkit.common.places import runtime_folder
+from labkit.common.paths import runtime_folder
+from labkit.common.timeouts import Limits
 from labkit.common.units import plural
 from labkit.communicator import Communicator
-from labkit.communicator.sheet import ENDED
+from labkit.communicator.status_table import ENDED
 from labkit.experiment.experiment import Experiment
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.checkpoints import Checkpoint, Keeping
+from labkit.records.checkpoints import Checkpoint, CheckpointContext
 from labkit.records.endings import End
 from labkit.records.run import Run
 from labkit.strategies import Batch, Strategy
@@ -71,7 +71,7 @@ class Cluster:
             Engines that `labkit warm` keeps under it are taken as they would have been started.
         limit: seconds after which a rank's wait for another raises an error, which tells of each
             rank what it is doing; all other deadlines follow from it, see
-            `labkit.common.limits`.
+            `labkit.common.timeouts`.
         hosts: names with the ranks that each takes, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: by what else is given.
         nodes: how many nodes Slurm gives.
@@ -131,9 +131,9 @@ class Cluster:
         )
         self.name = name or usual_name(how)
         self.workers, self.threads, self.limit = how.workers, threads, limit
-        self._begin(Kept(folder_of(self.name), self.name, how, oversubscribe))
+        self._begin(LocalEngines(folder_of(self.name), self.name, how, oversubscribe))
 
-    def _begin(self, engines: Kept | Visited) -> None:
+    def _begin(self, engines: LocalEngines | Visited) -> None:
         self._engines, self.folder = engines, engines.folder
         self._lock = RLock()  # of threads: the run's own starts engines, too, as a cell may
         self._client: ipyparallel.Client | None = None
@@ -256,7 +256,7 @@ class Cluster:
             InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
             RankError: a rank failed; the record is kept with its cause.
         """
-        experiment = planting.with_planted(experiment)
+        experiment = fault_magic.with_planted(experiment)
         kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
         if begun is not None and begun.status["state"] == "completed":
             return begun
@@ -285,7 +285,7 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
-        experiment = planting.with_planted(experiment)
+        experiment = fault_magic.with_planted(experiment)
         kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
         if begun is not None and begun.status["state"] == "completed":
             begun = None  # it stays as it is: what is wanted here goes on
@@ -309,7 +309,7 @@ class Cluster:
         return self._submit(experiment, place, show, told)
 
     def _submit(
-        self, experiment: Experiment, directory: Path, show: bool, told: Keeping | None
+        self, experiment: Experiment, directory: Path, show: bool, told: CheckpointContext | None
     ) -> Live:
         live = Submitted(self, experiment, directory, told)
         if (client := self._client) is not None:  # as it is: `live` alone starts engines again
@@ -330,7 +330,7 @@ class Cluster:
         Raises:
             LabkitError: nothing was submitted yet.
         """
-        return attached.last(self.folder, show)
+        return last_experiment.last(self.folder, show)
 
     def call(
         self,
@@ -452,7 +452,7 @@ class Cluster:
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # and %%ranks, which ends with the first that fails
-            planting.register()
+            fault_magic.register()
         return self._client
 
     @property

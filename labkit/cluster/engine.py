@@ -27,12 +27,12 @@ from typing import SupportsIndex
 
 from labkit.cluster.code_objects import intern_calls
 from labkit.cluster.lease import KEEPER, Lock
+from labkit.cluster.stack_probe import answer
 from labkit.cluster.start import JOB
-from labkit.cluster.where import answer
 from labkit.common import imports
 from labkit.common.semaphore import end_start, start_places
-from labkit.hosts.reach import answers
-from labkit.worker.luggage import FOLDER
+from labkit.hosts.connection import answers
+from labkit.worker.source_bundle import FOLDER
 
 LOOK_EVERY = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys

@@ -235,8 +235,8 @@ class Keeper:
 
     def _mpiexec(self) -> psutil.Process:
         """What starts the ranks, or has them started: itself, or under who ends it with us."""
-        own = psutil.Process(self.cluster.engine_set.pid)
-        return own if self.how.is_local else own.children()[0]
+        process = psutil.Process(self.cluster.engine_set.pid)
+        return process if self.how.is_local else process.children()[0]
 
     def _confine(self, patience: float = 0.0) -> bool:
         """Let mpiexec of this machine listen on loopback alone; return whether it is bound there.
@@ -254,8 +254,8 @@ class Keeper:
             # On one host no daemon calls back, and whoever else does is not to be heard.
             confined = confine(mpiexec, patience, deaf=True)
             # A site's mpiexec may be a script, and its ranks may speak by TCP.
-            for each in mpiexec.children(recursive=True):
-                confine(each)
+            for process in mpiexec.children(recursive=True):
+                confine(process)
             return confined
         except psutil.NoSuchProcess:
             return False  # `_look` tells how it has ended

@@ -18,7 +18,7 @@ from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, pairs
-from labkit.common.places import bytecode_variables
+from labkit.common.paths import bytecode_variables
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.records.endings import End, described
@@ -106,13 +106,13 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
         NotStarted: the engines did not start; the message ends with what they said.
         LabkitError: those of an earlier cluster do not end.
     """
-    kept = folder / "keeper.lock"
-    if is_held(kept):
+    path = folder / "keeper.lock"
+    if is_held(path):
         # A start that another has given up goes on for who has come since. A keeper that is just
         # ending must be through before its place is taken.
-        if _wait(folder, how, lambda: is_held(kept)):
+        if _wait(folder, how, lambda: is_held(path)):
             return
-        if is_held(kept):
+        if is_held(path):
             raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
     # What they say is of an earlier cluster, which may have been "ready".
     for earlier in ("cluster.json", UNSETTLED):
@@ -128,7 +128,7 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
             start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
         )
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.
-    if not _wait(folder, how, lambda: keeper.poll() is None or is_held(kept)):
+    if not _wait(folder, how, lambda: keeper.poll() is None or is_held(path)):
         told = state(folder)["message"] or last_line(folder / "keeper.log")
         raise NotStarted(f"the engines did not start: {told}")
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 from labkit.common.lock import KEEPER as KEEPER
 from labkit.common.lock import LOOK_EVERY as LOOK_EVERY
 from labkit.common.lock import Lock as Lock
-from labkit.common.places import runtime_folder
+from labkit.common.paths import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # names the file of a Hold
 WARM = "warm"  # in place of a process: whose lease the first who comes ends

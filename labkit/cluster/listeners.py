@@ -48,15 +48,15 @@ class Listener(NamedTuple):
 def listeners(process: psutil.Process) -> list[Listener]:
     """All of a process, in the network namespace that it is in."""
     return [
-        Listener(each.fd, each.laddr.ip, each.laddr.port)
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
+        Listener(connection.fd, connection.laddr.ip, connection.laddr.port)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
     ]
 
 
 def exposed(process: psutil.Process) -> list[Listener]:
     """Those that other machines may reach."""
-    return [each for each in listeners(process) if not each.is_local]
+    return [listener for listener in listeners(process) if not listener.is_local]
 
 
 def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) -> bool:
@@ -83,8 +83,8 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
         with _stopped(process):
             handle = os.pidfd_open(process.pid)
             try:
-                for each in exposed(process):
-                    _rebind(handle, each, deaf)
+                for listener in exposed(process):
+                    _rebind(handle, listener, deaf)
             finally:
                 os.close(handle)
         return True

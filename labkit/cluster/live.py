@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cluster.answering import answering
-from labkit.cluster.tally import Display, Outline, Row, Tally
+from labkit.cluster.run_progress import Display, Outline, Row, Tally
 from labkit.cluster.terminal import in_notebook, line
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.experiment import Experiment
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER, Reader, Told

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from labkit.cluster.calls import LOOK_EVERY, Asked, RankError, Ranks
+from labkit.cluster.calls import LOOK_EVERY, CallRequest, RankError, Ranks
 from labkit.cluster.lease import Turn
-from labkit.cluster.where import ask
+from labkit.cluster.stack_probe import ask
 from labkit.common.errors import InvalidInput
 from labkit.communicator.clock import WALL
-from labkit.communicator.look import look
-from labkit.communicator.sheet import ENDED
+from labkit.communicator.process_inspector import look
+from labkit.communicator.status_table import ENDED
 from labkit.records.endings import ASKS, End
 
 ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
@@ -101,7 +101,7 @@ def run_cell(cluster: Ranks, source: str, retries: int = 0) -> None:
         turn.release()
 
 
-class _Cell(Asked):
+class _Cell(CallRequest):
     """One cell while the ranks run it."""
 
     def __init__(self, cluster: Ranks, source: str) -> None:
@@ -200,8 +200,8 @@ class _Cell(Asked):
             host = self._cluster.state()["hosts"][rank]
             return f"rank {rank} on host {host} is still in the cell"
         if place is None:
-            (seen,) = look([self._processes[rank]], WALL)
-            return f"rank {rank} lets no other thread run, and is {seen}"
+            (process_snapshot,) = look([self._processes[rank]], WALL)
+            return f"rank {rank} lets no other thread run, and is {process_snapshot}"
         seconds = time.monotonic() - since
         return f"rank {rank} waits in {place}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
 
@@ -229,12 +229,12 @@ def _processes(cluster: Ranks) -> list[int]:
     for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines
         calls = [client[e].apply_async(os.getpid) for e in engines]
-        asked = Asked(cluster, calls)
-        asked.wait(cluster.limit)
-        if dead := sorted(asked.dead()):
+        call_request = CallRequest(cluster, calls)
+        call_request.wait(cluster.limit)
+        if dead := sorted(call_request.dead()):
             last = End(f"rank {', '.join(map(str, dead))} failed: {ENDED}", dead[0])
             cluster.rebuild(dead)
-        elif (how := asked.why_ended()) is not None:
+        elif (how := call_request.why_ended()) is not None:
             last = how
         else:
             return [call.get() for call in calls]

@@ -6,7 +6,7 @@ from html import escape
 
 import ipywidgets
 
-from labkit.cluster.tally import PARTS, Shown
+from labkit.cluster.run_progress import PARTS, ProgressView
 from labkit.common.html import table
 from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text
@@ -25,7 +25,7 @@ class Panel:
         stop: the button that ends training.
     """
 
-    def __init__(self, live: Shown) -> None:
+    def __init__(self, live: ProgressView) -> None:
         self._live, self._rows, self._epochs = live, 0, 0
         self.figure = LiveFigure(live.outline.label, live.outline.workers, live.outline.clock)
         self.stop = button("Stop training", WHAT_STOP_DOES, "stop", self._stop)
@@ -36,7 +36,7 @@ class Panel:
         self.widget = ipywidgets.VBox([self._status, top, self.figure.screen.widget])
         self.widget.add_class("labkit-live")
 
-    def draw(self, live: Shown) -> None:
+    def draw(self, live: ProgressView) -> None:
         """Draw what has come since the last time."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
         # Only what is new is drawn: a figure that were made anew each time would lose its zoom.
@@ -57,7 +57,7 @@ class Panel:
         self.stop.description, self.stop.disabled = "Stopping …", True
 
 
-def _progress(live: Shown) -> str:
+def _progress(live: ProgressView) -> str:
     """The bar, how far and how long yet, and a line a rank."""
     tally, outline = live.tally, live.outline
     said = [f"epoch {tally.epoch + 1} of {outline.epochs}", f"step {tally.steps}"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit import models
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.experiment.experiment import leaves, parse_strategy
 from labkit.network import Slowdown
@@ -82,10 +82,10 @@ def ask(
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     own = {name: trained[name] for name in fields}  # with which it has been asked before
-    asked = Prediction(str(file.resolve()), chosen, workers, blocks, **own)
+    prediction = Prediction(str(file.resolve()), chosen, workers, blocks, **own)
     if not chosen.plays:  # workers of programs train apart, but each has the whole model
-        chosen.check(asked)
-    return asked
+        chosen.check(prediction)
+    return prediction
 
 
 def check_rows(x: Batch, batch_size: int) -> None:

@@ -70,15 +70,15 @@ def end_all(lock: Path) -> None:
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         end, signaled = time.monotonic() + seconds, set[psutil.Process]()
         # Again and again: what is just being started has not been there a moment ago.
-        while (found := _started(lock)) and time.monotonic() < end:
-            for process in found:
+        while (processes := _started(lock)) and time.monotonic() < end:
+            for process in processes:
                 files |= _files(process)
                 # Once: a second SIGTERM makes mpiexec leave without tidying up.
                 if process not in signaled:
                     with suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
-            signaled.update(found)
-            psutil.wait_procs(found, timeout=0.5)
+            signaled.update(processes)
+            psutil.wait_procs(processes, timeout=0.5)
     for path in files:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -89,22 +89,22 @@ def end_all(lock: Path) -> None:
 def _files(process: psutil.Process) -> set[Path]:
     """Return the session folder of an mpiexec, and the segments that a rank shares with others."""
     base = os.environ.get(SESSIONS) or tempfile.gettempdir()
-    found = {Path(base) / f"ompi.{process.pid}"}
+    paths = {Path(base) / f"ompi.{process.pid}"}
     maps = Path(f"/proc/{process.pid}/maps")  # of Linux
     with suppress(OSError):  # the process has ended
         lines = maps.read_text().splitlines()
-        found |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
-    return found
+        paths |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
+    return paths
 
 
 def _started(lock: Path) -> list[psutil.Process]:
-    found = set(psutil.Process().children(recursive=True))
+    processes = set(psutil.Process().children(recursive=True))
     # By what they inherit, too: the children of one that is gone have another parent.
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it is gone, or another user's
             if process.environ().get(KEEPER) == str(lock):
-                found.add(process)
-    return [each for each in found if each.pid != os.getpid()]
+                processes.add(process)
+    return [each for each in processes if each.pid != os.getpid()]
 
 
 def _status(process: psutil.Process) -> str | None:

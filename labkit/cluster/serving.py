@@ -11,9 +11,9 @@ import numpy as np
 from labkit.cluster.cluster import Cluster
 from labkit.cluster.prediction import ask, check_rows
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 from labkit.network import Network
-from labkit.records.questions.served import TOLERANCE, Served, served
+from labkit.records.analysis.serving_runs import TOLERANCE, Served, served
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Pipeline, Strategy, TensorParallel
 from labkit.worker import serving
@@ -67,13 +67,17 @@ def serve(
         raise InvalidInput("one rank has nobody to share with; use Cluster(workers=2) or more")
     for size in batch_sizes:
         check_rows(x, size)
-    known = {OWN if each is None else str(each): Network.parse(each) for each in networks}
+    known = {
+        OWN if network is None else str(network): Network.parse(network) for network in networks
+    }
     if not batch_sizes or not known or not ways:
         raise InvalidInput("nothing to measure: give batch_sizes, networks and ways")
     # Each is asked, so that what it refuses is refused before any rank loads the model.
     first, *_ = [ask(run, strategy, count, cluster.workers) for strategy in ways.values()]
     model = first.model(cluster.how.is_local)
-    asked = serving.Asked(model, x, dict(ways), known, batch_sizes, repeats, streams, under_way)
+    asked = serving.ServingSpec(
+        model, x, dict(ways), known, batch_sizes, repeats, streams, under_way
+    )
     found = cluster.call(serving.serve, asked, ranks=count)
     told = found[0]
     allowed = TOLERANCE * told.precision * told.largest

@@ -16,12 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from labkit.common.content import digest
+from labkit.common.canonical_json import digest
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.machine import trusts_network
 from labkit.common.units import plural
 from labkit.communicator import launcher
-from labkit.hosts import reach
+from labkit.hosts import connection
 from labkit.hosts.host_list import Host, hosts_of
 from labkit.hosts.probe import OF_MPI, probe
 from labkit.hosts.queue import Queue
@@ -269,7 +269,7 @@ class Start:
     @cached_property
     def login(self) -> list[str]:
         """Words before commands for the login node; the same to the end, whatever ends before."""
-        return reach.login()
+        return connection.login()
 
     def environment(self, job: str) -> dict[str, str]:
         """Variables of the ranks, and of what starts them.
@@ -282,7 +282,7 @@ class Start:
             found[JOB] = job
         found |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
         if self.launcher == "hosts":
-            agent = self.agent or shlex.join(reach.agent())
+            agent = self.agent or shlex.join(connection.agent())
             found |= dict.fromkeys(AGENTS, SSH if agent == "ssh" else agent) | BY_AGENT
         return found
 
@@ -328,12 +328,12 @@ class Start:
         if self.interface:
             return self.interface
         if self.launcher == "hosts":
-            return reach.own_address(reach.addresses([host.name for host in self.hosts]))
+            return connection.own_address(connection.addresses([host.name for host in self.hosts]))
         if self.in_allocation:
             nodes = self.queue().nodes(named=os.environ["SLURM_JOB_NODELIST"])
         else:
             nodes = self.queue().nodes(self.partition)
-        return reach.own_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
+        return connection.own_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
 
     @property
     def partition(self) -> str | None:
@@ -351,7 +351,7 @@ class Start:
         """What is wrong with each of the hosts; "" where nothing is known to be."""
         if self.launcher != "hosts":
             return ""
-        agent = shlex.split(self.agent) or reach.agent()
+        agent = shlex.split(self.agent) or connection.agent()
         answers = probe([host.name for host in self.hosts], agent)
         return "; ".join(answer.trouble for answer in answers if answer.trouble)
 

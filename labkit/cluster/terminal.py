@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from labkit.cluster.tally import Shown
+from labkit.cluster.run_progress import ProgressView
 
 
 def in_notebook() -> bool:
@@ -31,16 +31,16 @@ class Line:
         self.every, self.end = every, end
         self._shown_at, self._shown = 0.0, ""
 
-    def draw(self, live: Shown) -> None:
+    def draw(self, live: ProgressView) -> None:
         """Rewrite the line, at most every so many seconds."""
         if time.monotonic() - self._shown_at > self.every:
             self._print(live, self.end)
 
-    def close(self, live: Shown) -> None:
+    def close(self, live: ProgressView) -> None:
         """Leave the last line standing."""
         self._print(live, "\n")
 
-    def _print(self, live: Shown, end: str) -> None:
+    def _print(self, live: ProgressView, end: str) -> None:
         text = _text(live)
         # A line that says nothing new would fill a log.
         if not live.rows or text + end == self._shown:
@@ -50,7 +50,7 @@ class Line:
         print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
 
 
-def _text(live: Shown) -> str:
+def _text(live: ProgressView) -> str:
     tally, outline = live.tally, live.outline
     speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(tally.ranks.items()) if r.speed]
     left = tally.seconds_left

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import psutil
 
 from labkit.cluster import launch
+from labkit.cluster.cluster_name import SHAPING, absolute, folder_of, usual_name
 from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
-from labkit.cluster.naming import SHAPING, absolute, folder_of, usual_name
 from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
-from labkit.common.places import bytecode_variables, runtime_folder
+from labkit.common.paths import bytecode_variables, runtime_folder
 from labkit.common.units import plural
 from labkit.records import store
 from labkit.records.endings import terminate

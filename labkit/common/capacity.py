@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 from labkit.common.units import plural
 
 # Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:

@@ -6,8 +6,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from labkit.common.content import JSON
-from labkit.common.places import fingerprint
+from labkit.common.canonical_json import JSON
+from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
 TRUSTED = "LABKIT_TRUSTED_NETWORK"  # stands for trusted_network=True everywhere, where it is 1

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from labkit.common.errors import InvalidInput, short
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")

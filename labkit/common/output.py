@@ -89,7 +89,7 @@ def check_output(path: Path, replace: bool = False) -> None:
     """
     try:
         found = path.stat() if os.path.lexists(path) else None
-        folder = next((each for each in path.absolute().parents if each.exists()), path)
+        folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
     except (OSError, ValueError) as error:
         raise _refusal(path, getattr(error, "strerror", None) or str(error)) from error
     if found is None:

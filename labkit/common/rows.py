@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.common.shards import IID, divided
+from labkit.common.data_partition import IID, divided
 
 
 def cut(total: int, capacities: Sequence[float]) -> list[int]:
@@ -41,7 +41,7 @@ class Plan:
         seed: of the permutations.
         steps: cap on the steps of an epoch.
         owned: see above.
-        shards: how rows are divided that ranks own, see `labkit.common.shards`.
+        shards: how rows are divided that ranks own, see `labkit.common.data_partition`.
         labels: of the rows, by which they are; a rank that does not know them knows sizes alone.
     """
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.common.lock import KEEPER, LOOK_EVERY, Lock
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 
 FOLDER = "starts"  # in a cluster's folder
 LEAST = 4  # places: so few ranks start at once on any machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from labkit.common.errors import InvalidInput, short
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 Axis: TypeAlias = "dict[str, JSON]"  # Plotly's words for an axis
 

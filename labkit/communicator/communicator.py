@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.limits import Limits
-from labkit.communicator.board import Board, leave_without_it
+from labkit.common.timeouts import Limits
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.crew import SPARE, Crew
-from labkit.communicator.deaths import all_are, outlives
+from labkit.communicator.eager import Slots
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.injector import Injector, Spells
+from labkit.communicator.fault_injector import FaultSlowdown, Injector
 from labkit.communicator.mailbox import Mailbox, Route
+from labkit.communicator.membership import SPARE, Membership
 from labkit.communicator.messages import Messages
 from labkit.communicator.numbers import check_summable, scale
-from labkit.communicator.parcels import Parcels
-from labkit.communicator.patience import Patience
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
+from labkit.communicator.rendezvous import Parcels
 from labkit.communicator.shared_memory import Aside, SharedMemory
-from labkit.communicator.slots import Slots
 from labkit.communicator.slowness import Slowness
+from labkit.communicator.status_board import StatusBoard, leave_without_it
 from labkit.communicator.traffic import Traffic
+from labkit.communicator.ulfm import all_are, outlives
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 from labkit.communicator.wire import Rules
 from labkit.network import Network, Slowdown
@@ -69,7 +69,7 @@ class Communicator:
         patience: how this rank waits. It remembers the first error that a wait has raised, which
             TensorFlow hides in one of its own. It is polite where this process computes while it
             waits: a loop would take its core, and hold the interpreter's lock for milliseconds.
-        meet: waits until all ranks have come, see `Patience`.
+        meet: waits until all ranks have come, see `WaitPolicy`.
         send, recv, post, finish: messages from rank to rank, see `Messages`.
         gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
         in_rounds: as `allreduce` by a schedule, and what was there after each round.
@@ -83,10 +83,10 @@ class Communicator:
         network: str | Network | None = None,
         traffic: Traffic | None = None,
         emulation: Emulation | None = None,
-        outer: Patience | None = None,
+        outer: WaitPolicy | None = None,
         clock: Clock = WALL,
         rules: Rules | None = None,
-        crew: Crew | None = None,
+        crew: Membership | None = None,
     ) -> None:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
@@ -99,14 +99,18 @@ class Communicator:
         self._begin(comm.Dup(), limit, emulation, outer)
 
     def _begin(
-        self, comm: MPI.Intracomm, limit: float, emulation: Emulation | None, outer: Patience | None
+        self,
+        comm: MPI.Intracomm,
+        limit: float,
+        emulation: Emulation | None,
+        outer: WaitPolicy | None,
     ) -> None:
         self._comm, clock = comm, self.clock
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
-        self.board = Board(self._comm, clock, Limits.of(limit), self.numbers)
+        self.board = StatusBoard(self._comm, clock, Limits.of(limit), self.numbers)
         self.local_rank: int = self.board.local_rank  # among the ranks of this host
-        patience = Patience(self._comm, self.board, self.traffic, clock, limit, outer)
+        patience = WaitPolicy(self._comm, self.board, self.traffic, clock, limit, outer)
         self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
         if self.network and emulation is None:
             self._refuse_hosts()
@@ -343,10 +347,10 @@ class Communicator:
             assert isinstance(part, MPI.Intracomm)  # as all parts of one are
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-            found = Communicator(part, *given, self.rules)
-        found.slowness = self.slowness
+            communicator = Communicator(part, *given, self.rules)
+        communicator.slowness = self.slowness
         part.Free()  # it works on a duplicate
-        return found
+        return communicator
 
     def over(self, network: str | Network | None) -> Communicator:
         """The same ranks on another network; what it sends is metered by itself (collective)."""
@@ -391,13 +395,15 @@ class Communicator:
 
     def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
         """From now on compute as slowly as the ranks that are named here; others as they can."""
-        own = slow.get(self.rank)
-        self.slowness = None if own is None else Slowness(own, self.rank, seed, self.clock)
+        slowdown = slow.get(self.rank)
+        self.slowness = (
+            None if slowdown is None else Slowness(slowdown, self.rank, seed, self.clock)
+        )
 
     def plant(self, injector: Injector) -> None:
         """From now on let faults happen to this rank, to what it sends and how it computes."""
         self.rules.injector = injector
-        self.slowness = Spells(injector, self.slowness, self.clock)
+        self.slowness = FaultSlowdown(injector, self.slowness, self.clock)
 
     def act_slow(self, computed: float) -> None:
         """Sleep as long as this rank's computation would take longer, were it the emulated one.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import Rules, Wire
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Mailbox:
 
     def __init__(
         self,
-        patience: Patience,
+        patience: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
         rules: Rules | None = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import Rules, Seal, Wire
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Messages:
     """
 
     def __init__(
-        self, patience: Patience, emulation: Emulation | None, rules: Rules | None = None
+        self, patience: WaitPolicy, emulation: Emulation | None, rules: Rules | None = None
     ) -> None:
         self._comm, self._patience, self._emulation = patience.comm, patience, emulation
         self._traffic, self._clock = patience.traffic, patience.clock

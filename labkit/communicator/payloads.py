@@ -10,7 +10,6 @@ import numpy as np
 from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.numbers import check_summable
-from labkit.communicator.patience import Patience
 from labkit.communicator.reductions import Reductions, library_sum
 from labkit.communicator.sparse import (
     INDEX,
@@ -22,6 +21,7 @@ from labkit.communicator.sparse import (
     rows_of,
 )
 from labkit.communicator.variable import Courier
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
 
 Pieces: TypeAlias = dict[int, np.ndarray]  # rank -> bytes
@@ -42,7 +42,7 @@ class Payloads:
     """
 
     def __init__(
-        self, patience: Patience, emulation: Emulation | None, reductions: Reductions
+        self, patience: WaitPolicy, emulation: Emulation | None, reductions: Reductions
     ) -> None:
         self._rank, self._size = patience.rank, patience.size
         self._courier, self._patience = Courier(patience, emulation, reductions.rules), patience

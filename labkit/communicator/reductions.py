@@ -16,13 +16,13 @@ from labkit.communicator.algorithms import (
     refuse_unmetered,
     schedule_for,
 )
-from labkit.communicator.board import Mismatch
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.executor import Executor
 from labkit.communicator.numbers import check_summable, is_narrow, scale
-from labkit.communicator.patience import Patience
 from labkit.communicator.rank_plan import Plan, plan
 from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.status_board import Mismatch
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import Rules, Wire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
@@ -30,7 +30,7 @@ Reduce: TypeAlias = Callable[..., None]  # of a flat buffer in place; what weigh
 Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
 
 
-def library_sum(patience: Patience, flat: np.ndarray, share: float = 1.0) -> None:
+def library_sum(patience: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum in place, by whatever the library chooses; 16-bit floats by way of float32.
 
     The library does not say what it sent: the least that any allreduce must send per rank
@@ -67,7 +67,7 @@ class Reductions:
 
     def __init__(
         self,
-        patience: Patience,
+        patience: WaitPolicy,
         emulation: Emulation | None,
         memory: SharedMemory,
         allgather: Callable[[Any, str], list[Any]],
@@ -148,9 +148,9 @@ class Reductions:
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
             self._patience.enter("the agreement on an allreduce", told=f": {place}")
-            told: list[Key] = self._patience.gather(key)
-            if len(set(told)) > 1:
-                names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(told)]
+            keys: list[Key] = self._patience.gather(key)
+            if len(set(keys)) > 1:
+                names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(keys)]
                 raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
             self._agreed[key] = self._made(algorithm, buffer.size)
         return self._agreed[key]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import RankDied
 from labkit.communicator.numbers import is_narrow
-from labkit.communicator.patience import Patience
+from labkit.communicator.status_board import RankDied
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.schedules import boundaries
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Flags:
         weights: of each rank.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: WaitPolicy) -> None:
         self._rank, self._patience, self._phase = patience.rank, patience, 0
         self._window, views = _shared(patience.comm, LINE)
         self._phases = [view[:8].view(np.int64) for view in views]
@@ -108,10 +108,13 @@ class Flags:
 
     def _first_vote(self, goes_on: bool) -> bool:
         """Vote in this phase; whether who was the first to do so goes on."""
-        own, found = np.array([self._phase if goes_on else -self._phase]), np.empty(1, np.int64)
-        self._window.Compare_and_swap(own, self._vote, found, 0, self._ballot)
+        ndarray, array1_d = (
+            np.array([self._phase if goes_on else -self._phase]),
+            np.empty(1, np.int64),
+        )
+        self._window.Compare_and_swap(ndarray, self._vote, array1_d, 0, self._ballot)
         self._window.Flush(0)
-        self._vote = own if found[0] == self._vote[0] else found
+        self._vote = ndarray if array1_d[0] == self._vote[0] else array1_d
         return bool(self._vote[0] > 0)
 
     def meet(self) -> None:
@@ -149,7 +152,7 @@ class SharedMemory:
         patience: as given.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: WaitPolicy) -> None:
         self._comm, self.patience = patience.comm, patience
         self._flags: Flags | None = None
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
@@ -209,7 +212,7 @@ class SharedMemory:
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             flags.agree_to_go_on(", in new memory")  # which MPI makes without looking around
-            self.patience.mind()
+            self.patience.check_failures()
             with self.patience.minding:
                 self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
@@ -245,7 +248,7 @@ class SharedMemory:
         self, part: slice, between: Callable[[np.ndarray], None], flags: Flags, place: Place
     ) -> None:
         flags.agree(place.told, place.code)
-        whole, parts = place.views[0], [each[part] for each in place.views]
+        whole, parts = place.views[0], [view[part] for view in place.views]
         if len(parts) > 1:  # in the first one's memory: nobody else touches this part there
             self._add(parts, parts[self._comm.rank], None, parts[0])
         between(whole)
@@ -272,7 +275,7 @@ class SharedMemory:
         for start, own in pieces:
             piece = slice(start, start + len(own))
             into = None if aside.into is None else aside.into[piece]
-            self._add([each[piece] for each in buffers], own, shares, into)
+            self._add([buffer[piece] for buffer in buffers], own, shares, into)
         flags.meet()
 
     def _add(

@@ -65,8 +65,8 @@ class SparseSum:
                 total[slice(None) if value.indices is None else value.indices] += value.values
             return Part(len(total), None, total)
         indices = np.concatenate([v.indices for v in values if v.indices is not None])
-        found = np.concatenate([value.values for value in values])
-        return Part(values[0].length, *merged(indices, found)).compact()
+        ndarray = np.concatenate([value.values for value in values])
+        return Part(values[0].length, *merged(indices, ndarray)).compact()
 
     def to_bytes(self, values: Sequence[Part]) -> np.ndarray:
         """For each part a count (-1: dense), then indices and values."""
@@ -131,8 +131,12 @@ def merged(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def rows_of(parts: Sequence[Part], edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Which elements the parts of a vector hold, ascending, and their values."""
-    held = [np.arange(p.length, dtype=INDEX) if p.indices is None else p.indices for p in parts]
-    indices = [own + INDEX.type(first) for own, first in zip(held, edges, strict=False)]
+    array1_ds = [
+        np.arange(p.length, dtype=INDEX) if p.indices is None else p.indices for p in parts
+    ]
+    indices = [
+        array1_d + INDEX.type(first) for array1_d, first in zip(array1_ds, edges, strict=False)
+    ]
     return np.concatenate(indices), np.concatenate([part.values for part in parts])
 
 

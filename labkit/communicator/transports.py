@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from labkit.common.errors import InvalidInput
+from labkit.communicator.eager import Slots
 from labkit.communicator.mailbox import Mailbox, Route
-from labkit.communicator.slots import Slots
 
 if TYPE_CHECKING:
     from labkit.communicator.communicator import Communicator

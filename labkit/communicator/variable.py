@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import Rules, Seal, Wire
 from labkit.schedules import Round
 
@@ -41,7 +41,7 @@ class Courier:
     """
 
     def __init__(
-        self, patience: Patience, emulation: Emulation | None, rules: Rules | None = None
+        self, patience: WaitPolicy, emulation: Emulation | None, rules: Rules | None = None
     ) -> None:
         self._wire = Wire(patience.comm, rules, patience)
         self._comm, self._rank, self._emulation = patience.comm, patience.rank, emulation

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.patience import Patience
+from labkit.communicator.wait_policy import WaitPolicy
 
 # Bytes of one get between hosts. Over TCP Open MPI 5.0.11 sends as many bytes along with a request
 # as are asked for, and twice as many where there are more than these.
@@ -33,7 +33,7 @@ class Window:
         memory: this rank's bytes.
     """
 
-    def __init__(self, nbytes: int, patience: Patience, emulation: Emulation | None) -> None:
+    def __init__(self, nbytes: int, patience: WaitPolicy, emulation: Emulation | None) -> None:
         from mpi4py import MPI
 
         self._mpi, self._rank, comm = MPI, patience.rank, patience.comm

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.injector import Injector
+from labkit.communicator.fault_injector import Injector
 
 if TYPE_CHECKING:
-    from labkit.communicator.patience import Patience
+    from labkit.communicator.wait_policy import WaitPolicy
 
 
 class Corrupted(LabkitError):
@@ -51,7 +51,7 @@ class Wire:
     """
 
     def __init__(
-        self, comm: Any, rules: Rules | None = None, patience: Patience | None = None
+        self, comm: Any, rules: Rules | None = None, patience: WaitPolicy | None = None
     ) -> None:
         self.comm, self._rules, self._patience = comm, rules or Rules(), patience
 
@@ -72,8 +72,8 @@ class Wire:
             return []
         requests = [self.comm.Isend(sent, peer, tag)]
         if self._rules.checks:
-            told = np.array([checksum(data, number)], np.uint32)
-            requests.append(self.comm.Isend(told.view(np.uint8), peer, tag))
+            ndarray = np.array([checksum(data, number)], np.uint32)
+            requests.append(self.comm.Isend(ndarray.view(np.uint8), peer, tag))
         return requests
 
     def expect(self, data: np.ndarray, peer: int, tag: int, seals: list[Seal]) -> list[Any]:

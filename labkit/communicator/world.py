@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 
 from labkit.common.errors import LabkitError
-from labkit.communicator.board import leave_without_it
 from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
-from labkit.communicator.crew import SPARE, Crew
+from labkit.communicator.membership import SPARE, Membership
+from labkit.communicator.status_board import leave_without_it
 from labkit.network import Network
 
 
@@ -69,7 +69,7 @@ def join(
     if not spares:
         return world(ranks, limit, network, clock)
     comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(list(ranks)))
-    crew = Crew(comm, comm.size - spares, clock)
+    crew = Membership(comm, comm.size - spares, clock)
     found: list[Communicator] = []
 
     def begin(working: MPI.Intracomm) -> None:

@@ -22,8 +22,8 @@ from labkit.compression.float16 import Float16
 from labkit.compression.int8 import Int8
 from labkit.compression.lockstep import reduce_all
 from labkit.compression.onebit import OneBit
-from labkit.compression.oneway import Listener, Speaker
 from labkit.compression.payload import Payload, Tensor, from_bytes, nbytes, to_bytes
+from labkit.compression.point_to_point import Decoder, Encoder
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.qsgd import QSGD
 from labkit.compression.randomk import RandomK
@@ -60,11 +60,12 @@ __all__ = [
     "BFloat16",
     "Chain",
     "Compressor",
+    "Decoder",
+    "Encoder",
     "ErrorFeedback",
     "Float16",
     "Gather",
     "Int8",
-    "Listener",
     "Mean",
     "Nested",
     "OneBit",
@@ -76,7 +77,6 @@ __all__ = [
     "Request",
     "SignMajority",
     "SparseMean",
-    "Speaker",
     "State",
     "Tensor",
     "TernGrad",

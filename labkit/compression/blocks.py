@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.compression.chance import uniform
 from labkit.compression.payload import Tensor
+from labkit.compression.random_bits import uniform
 
 
 def split(tensor: Tensor, size: int | None) -> list[Tensor]:

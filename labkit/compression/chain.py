@@ -64,9 +64,9 @@ class Chain(Compressor):
         return self.first.linear and self.second.linear
 
     @property
-    def spreads(self) -> bool:
+    def expansive(self) -> bool:
         """What either loses may be larger than what it was given."""
-        return self.first.spreads or self.second.spreads
+        return self.first.expansive or self.second.expansive
 
     @property
     def rounding(self) -> float:
@@ -88,7 +88,7 @@ class Chain(Compressor):
         import tensorflow as tf
 
         pair = (self.first, self.second)
-        return tf.stack([each.start(shape, rank, seed, ranks) for each in pair])
+        return tf.stack([nested.start(shape, rank, seed, ranks) for nested in pair])
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         """The first one's parts but "values"; the second one's, "values.…" unless "values"."""

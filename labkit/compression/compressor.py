@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from labkit.common.checked import Checked
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
+from labkit.common.validated import Checked
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.waiting import Waiting
+from labkit.compression.residual_law import Waiting
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -69,7 +69,7 @@ class Reduced(NamedTuple):
     state: State
 
 
-class Told(NamedTuple):
+class TensorContext(NamedTuple):
     """What one says to another one alone.
 
     payload: as it travels. sent: as the other one understands it. state: for the next time.
@@ -138,7 +138,7 @@ class Compressor(Checked):
         return False
 
     @property
-    def spreads(self) -> bool:
+    def expansive(self) -> bool:
         """Whether more may be lost than there is, so that feeding it back diverges."""
         return False
 
@@ -191,7 +191,9 @@ class Compressor(Checked):
             sent, mean = decode(payload), self.average((yield Gather(payload)))
         return Reduced(mean, sent, next_key(state))
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """What `reduce` asks for of a tensor of this shape, and the bytes that a rank brings to it.
 
         Args:
@@ -200,11 +202,11 @@ class Compressor(Checked):
         """
         return ((Mean if self.linear else Gather, payload),)
 
-    def unsaid(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why servers and workers cannot say vectors to each other so; "" where they can."""
         if self.votes:
             return "is a vote of all ranks, of whom a server hears one at a time"
-        if self.spreads:
+        if self.expansive:
             return (
                 "may lose more than it is given, which the next answer of a server would have to "
                 "make up for, and so on without end"
@@ -212,17 +214,17 @@ class Compressor(Checked):
         return ""
 
     @property
-    def forgetful(self) -> Compressor:
+    def without_memory(self) -> Compressor:
         """The same without a memory of what was not sent."""
         return self
 
-    def say(self, tensor: Tensor, state: State) -> Told:
+    def say(self, tensor: Tensor, state: State) -> TensorContext:
         """What one says to another one alone; only where `unsaid` has nothing against it."""
         import tensorflow as tf
 
         payload = compiled(self, "encode")(tensor, state)
         sent = tf.cast(tf.reshape(self.understand(payload), tensor.shape), tensor.dtype)
-        return Told(payload, sent, next_key(state))
+        return TensorContext(payload, sent, next_key(state))
 
     def understand(self, payload: Payload) -> Tensor:
         """What was said, flat."""

@@ -21,9 +21,9 @@ from labkit.compression.compressor import (
     next_key,
 )
 from labkit.compression.payload import Tensor
+from labkit.compression.residual_law import Waiting
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
-from labkit.compression.waiting import Waiting
 
 STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
 
@@ -68,7 +68,7 @@ class DGC(Compressor):
                 "optimizer='sgd' without momentum, and DGC(momentum=…)"
             )
 
-    def unsaid(self) -> str:
+    def unsupported_reason(self) -> str:
         """A server answers with weights."""
         return (
             "keeps the momentum of gradients, but servers answer with differences of weights, "
@@ -125,7 +125,9 @@ class DGC(Compressor):
             )
         return indices, values, velocity, waiting
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """A sum of sparse vectors."""
         return ((SparseMean, payload),)
 

@@ -14,7 +14,7 @@ from labkit.compression.compressor import (
     Reduction,
     Request,
     State,
-    Told,
+    TensorContext,
 )
 from labkit.compression.payload import Payload, Tensor
 
@@ -58,7 +58,7 @@ class ErrorFeedback(Compressor):
                 f"ErrorFeedback(inner={name}): a vote is not the mean of what ranks sent, so that "
                 "there is nothing to conserve; use it alone, or OneBit"
             )
-        if inner.spreads:
+        if inner.expansive:
             raise ValueError(
                 f"ErrorFeedback(inner={inner!r}): what it loses in a step may be larger than what "
                 "it was given, so that the residual would grow for ever; use it alone, or one that "
@@ -97,27 +97,29 @@ class ErrorFeedback(Compressor):
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """What the inner one asks for."""
-        return self.inner.asks(shape, payload)
+        return self.inner.collectives(shape, payload)
 
-    def unsaid(self) -> str:
+    def unsupported_reason(self) -> str:
         """As of the inner one."""
-        return self.inner.unsaid()
+        return self.inner.unsupported_reason()
 
     @property
-    def forgetful(self) -> Compressor:
+    def without_memory(self) -> Compressor:
         """The inner one."""
         return self.inner
 
-    def say(self, tensor: Tensor, state: State) -> Told:
+    def say(self, tensor: Tensor, state: State) -> TensorContext:
         """What the inner compressor says of gradient and residual."""
         import tensorflow as tf
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
         payload, sent, inner = self.inner.say(corrected, inner)
-        return Told(payload, sent, (corrected - sent, inner))
+        return TensorContext(payload, sent, (corrected - sent, inner))
 
     def understand(self, payload: Payload) -> Tensor:
         """As the inner one does."""

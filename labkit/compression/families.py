@@ -28,7 +28,7 @@ def samples() -> tuple[Compressor, ...]:
     """
     kinds = COMPRESSORS.values()
     simple = [kind(**dict.fromkeys(_needed(kind), 1)) for kind in kinds if not _inner(kind)]
-    around = [each for kind in kinds if _inner(kind) for each in _around(kind, simple)]
+    around = [compressor for kind in kinds if _inner(kind) for compressor in _around(kind, simple)]
     return (*simple, *around)
 
 

@@ -15,7 +15,7 @@ from labkit.compression.compressor import (
     Reduction,
     Request,
     State,
-    Told,
+    TensorContext,
     compiled,
     in_one_loop,
     next_key,
@@ -82,13 +82,15 @@ class PowerSGD(Compressor):
         mean, sent = compiled(self, "expand")(tensor, p, q, own)
         return Reduced(mean, sent, (next_key(key), q))
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """Both factors, one after the other; or the whole, where these would be as large."""
         if self.elements(shape) == prod(shape):
             return ((Mean, 4.0 * prod(shape)),)
         return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
 
-    def say(self, tensor: Tensor, state: State) -> Told:
+    def say(self, tensor: Tensor, state: State) -> TensorContext:
         """One rank's factors; here they travel themselves, with the layer's rows and columns."""
         import tensorflow as tf
 
@@ -96,12 +98,14 @@ class PowerSGD(Compressor):
         rows = tf.constant(_matrix(tensor.shape)[:1])
         if self.elements(tensor.shape) == prod(tensor.shape):
             whole = {"values": tf.reshape(tensor, [-1])}
-            return Told(whole, tensor, (next_key(key), q))
+            return TensorContext(whole, tensor, (next_key(key), q))
         if not self.warm_start:
             q = self.random(key, q.shape[0])
         p, q = compiled(self, "project_back")(tensor, compiled(self, "project")(tensor, q))
         payload = {"p": tf.reshape(p, [-1]), "q": tf.reshape(q, [-1]), "rows": rows}
-        return Told(payload, tf.reshape(self.understand(payload), tensor.shape), (next_key(key), q))
+        return TensorContext(
+            payload, tf.reshape(self.understand(payload), tensor.shape), (next_key(key), q)
+        )
 
     def decode(self, payload: Payload) -> Tensor:
         """The product of two factors, or the vector, flat."""

@@ -38,7 +38,7 @@ class QSGD(Compressor):
     bucket: int | None = Field(512, ge=1)
 
     @property
-    def spreads(self) -> bool:
+    def expansive(self) -> bool:
         """Whether the bound of the variance, relative to the square of the norm, is 1 or more."""
         if self.bucket is None:
             return True

@@ -45,7 +45,7 @@ class RandomK(Compressor):
         return self.rescale
 
     @property
-    def spreads(self) -> bool:
+    def expansive(self) -> bool:
         """n/k times an element is sent."""
         return self.rescale
 

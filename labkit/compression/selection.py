@@ -48,7 +48,9 @@ class Sparse(Compressor):
         mean = yield SparseMean(payload["indices"], payload["values"], tensor.shape[0])
         return Reduced(mean, self.decode(payload), next_key(state))
 
-    def asks(self, shape: Sequence[int], payload: float) -> tuple[tuple[type[Request], float], ...]:
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
         """A sum of sparse vectors."""
         return ((SparseMean, payload),)
 

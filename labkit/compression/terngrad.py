@@ -29,7 +29,7 @@ class TernGrad(Compressor):
 
     family: ClassVar[str] = "quantization"
     paper: ClassVar[str] = "Wen 2017, arXiv 1705.07878"
-    spreads: ClassVar[bool] = True
+    expansive: ClassVar[bool] = True
     xla: ClassVar[bool] = True
 
     clip: float | None = Field(None, gt=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.options import lookup, parse
 from labkit.datasets import own

@@ -73,7 +73,7 @@ def fetch(file: DataFile) -> Path:
     # A shared folder of data is often not ours to write to.
     writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
     folder = [*writable, Path("data")][0] / file.folder
-    made = [place for place in (folder, folder.parent) if not place.exists()]
+    paths = [place for place in (folder, folder.parent) if not place.exists()]
     try:
         # pooch holds it against the checksum, and renames it only then.
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
@@ -82,7 +82,7 @@ def fetch(file: DataFile) -> Path:
     except ValueError as error:
         raise LabkitError(f"{file.url} served another file than published: {error}") from error
     finally:
-        for place in made:
+        for place in paths:
             with suppress(OSError):  # it has the file, or what others put there
                 place.rmdir()
 

@@ -31,10 +31,12 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 @cache
 def _bundled_digits() -> tuple[Array, Array]:
     """The text that lies in scikit-learn, read without it: its import takes ten times as long."""
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
+    module_spec = find_spec("sklearn")
+    if module_spec is None or module_spec.origin is None:
         raise LabkitError("the digits lie in scikit-learn, which is not here: install scikit-learn")
-    rows = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    rows = np.loadtxt(
+        Path(module_spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=","
+    )
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(int)
 
 

@@ -47,8 +47,8 @@ def correlated_columns(
         )
     random = np.random.default_rng(seed)
     shared = np.repeat(random.standard_normal((rows, columns // group)), group, axis=1)
-    own = random.standard_normal((rows, columns))
-    x = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
+    ndarray = random.standard_normal((rows, columns))
+    x = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * ndarray
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     weights = np.zeros(columns)
     sizes = random.choice([-1.0, 1.0], active) * random.uniform(1, 3, active)
@@ -101,9 +101,9 @@ def lasso_optimum(x: Array, y: Array, l1: float) -> float:
 
     # scikit-learn's own objective is half of this one.
     solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
-    found = solver.fit(x, y[:, 0])
-    rest = y[:, 0] - found.predict(x)
-    return float(rest @ rest / len(x) + l1 * np.abs(found.coef_).sum())
+    lasso = solver.fit(x, y[:, 0])
+    rest = y[:, 0] - lasso.predict(x)
+    return float(rest @ rest / len(x) + l1 * np.abs(lasso.coef_).sum())
 
 
 def factorization_optimum(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from labkit import datasets
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import Dataset
-from labkit.deployment import yardsticks
+from labkit.deployment import metrics
 from labkit.deployment.smaller_models import Method, copy_of
 from labkit.records.run import Run
 
@@ -73,7 +73,7 @@ def compare(
     data = _data(trained, data)
     # A copy: what it saves holds no optimizer state, which would count as bytes of the model.
     original = copy_of(trained.model() if isinstance(trained, Run) else trained)
-    before = yardsticks.right_answers(original, data, batch_size)  # refuses what has no accuracy
+    before = metrics.right_answers(original, data, batch_size)  # refuses what has no accuracy
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
     rows: dict[str, Row] = {}
@@ -94,7 +94,7 @@ def compare(
             models[method.label], files = _written(method, compressed.model, method.label, place)
             rows[method.label] = row | files | {"what": compressed.what}
         for name, model in models.items():
-            rows[name] |= _answers(before, yardsticks.right_answers(model, data, batch_size))
+            rows[name] |= _answers(before, metrics.right_answers(model, data, batch_size))
         _add_times(rows, models, data.x_test[:batch_size], repeats, calls)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("method")
     table["smaller"] = table["bytes"][ORIGINAL] / table["bytes"]
@@ -111,7 +111,7 @@ def _written(
     model.save(plain)
     figures = {
         "bytes": path.stat().st_size,
-        "keras_gzip_bytes": yardsticks.gzip_bytes(plain),
+        "keras_gzip_bytes": metrics.gzip_bytes(plain),
         "parameters": model.count_params(),
         "file": path.name,
     }
@@ -127,7 +127,7 @@ def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
         "right": int(after.sum()),
         "lost": lost,
         "gained": gained,
-        "chance": yardsticks.chance(lost, gained),
+        "chance": metrics.chance(lost, gained),
         "test_answers": len(after),
     }
 
@@ -139,7 +139,7 @@ def _add_times(
     repeats: int,
     calls: int,
 ) -> None:
-    times = yardsticks.inference_ms(models, batch, repeats, calls)
+    times = metrics.inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
         # By repeat: both were measured within the same moments.
         ratios = milliseconds / times[ORIGINAL]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from labkit.common.checked import Checked
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
+from labkit.common.validated import Checked
 from labkit.datasets import Dataset
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
+from labkit.exchange.autotune import LEAST, Choice, choose, no_core_is_free, rows_pay
 from labkit.exchange.bucket import Bucket
-from labkit.exchange.choice import LEAST, Choice, choose, no_core_is_free, rows_pay
+from labkit.exchange.bucket_order import by_priority
+from labkit.exchange.comm_thread import Service
 from labkit.exchange.gradient import added_up, agree, dtypes_of, signature_of
 from labkit.exchange.guard import BadNumbers, Guard
 from labkit.exchange.layout import Layout, in_buckets
 from labkit.exchange.operations import Operations
-from labkit.exchange.order import by_priority
 from labkit.exchange.reduction import BucketMean, Compressed, Plain, Watcher
 from labkit.exchange.schedules import SCHEDULES
-from labkit.exchange.service import Service
 from labkit.exchange.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Exchange:
         return [means.get(i) for i in range(len(gradients))]
 
     @property
-    def skips(self) -> bool:
+    def may_skip(self) -> bool:
         """Whether steps may be left out."""
         return self.guard is not None and self.guard.policy == "skip"
 
@@ -215,7 +215,7 @@ class Exchange:
         with tf.control_dependencies([tf.numpy_function(look, tensors, tf.bool)]):
             return [None if g is None else tf.identity(g) for g in gradients]
 
-    def fine(self, means: Sequence[tf.Tensor | None] = ()) -> tf.Tensor:
+    def all_finite(self, means: Sequence[tf.Tensor | None] = ()) -> tf.Tensor:
         """Whether the step may be taken: no rank has said of a gradient that it is bad.
 
         Args:
@@ -289,7 +289,7 @@ class Exchange:
         if self.compressed is not None:
             self.compressed.recall({name: found[name] for name in found if name not in choice})
 
-    def renew(self, scale: float) -> None:
+    def reset(self, scale: float) -> None:
         """Begin anew on the ranks that live; what the compressor knows, and the choice, stay.
 
         Nothing is laid out, and training steps must be traced, anew.

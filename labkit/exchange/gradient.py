@@ -158,8 +158,8 @@ def _compare(
             f"rank {rank} has {len(signature)} gradients, rank 0 has {len(first)}: "
             "every rank must train the same model"
         )
-    own = zip(signature, counted([each.name for each in signature]), strict=True)
-    others = zip(first, counted([each.name for each in first]), strict=True)
+    own = zip(signature, counted([gradient.name for gradient in signature]), strict=True)
+    others = zip(first, counted([gradient.name for gradient in first]), strict=True)
     for (mine, place), (theirs, their_place) in zip(own, others, strict=True):
         if mine[1:] != theirs[1:] or place != their_place:
             raise Mismatch(

@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.communicator import Aside, Communicator, merged
 from labkit.exchange.arena import Arena, Packing, Piece
+from labkit.exchange.autotune import Choice
 from labkit.exchange.bucket import Bucket, holders, pack
-from labkit.exchange.choice import Choice
 from labkit.exchange.compressed import Layer
 from labkit.exchange.gradient import Signature
 
@@ -51,7 +51,7 @@ class Layout:
         after: bool = True,
     ) -> None:
         self.signature, self.buckets, self.choice = signature, buckets, choice
-        self.tables = [number for number, each in enumerate(signature) if each.rows]
+        self.tables = [number for number, gradient in enumerate(signature) if gradient.rows]
         in_buckets = [[slot.variable for slot in bucket.slots] for bucket in buckets]
         self.parcels = in_buckets + [[table] for table in self.tables]
         self._rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by parcel
@@ -123,15 +123,15 @@ class Layout:
         """The gradients of a bucket in the order of their places, and what they are."""
         bucket = self.buckets[number]
         pieces: list[np.ndarray] = []
-        found: list[Layer] = []
+        layers: list[Layer] = []
         stop = 0
         for slot in sorted(bucket.slots, key=lambda slot: slot.offset):
             name, shape, *_ = self.signature[slot.variable]
             whole = slot.length == int(np.prod(shape))
             start, stop = stop, stop + slot.length
-            found.append(Layer(name, start, stop, shape if whole else (slot.length,)))
+            layers.append(Layer(name, start, stop, shape if whole else (slot.length,)))
             pieces.append(self._arena.piece(bucket, slot))
-        return pieces, found
+        return pieces, layers
 
 
 def in_buckets(
@@ -143,11 +143,11 @@ def in_buckets(
 ) -> list[Bucket]:
     """The buckets of these gradients, see `bucket.pack`; one for each dtype where limit is None."""
     lengths = _lengths(signature)
-    names, itemsizes = [each.name for each in dtypes], [each.itemsize for each in dtypes]
+    names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
     all_of_them = sum(lengths) * 8 + 1  # bytes, of the widest dtype
     return pack(lengths, names, itemsizes, limit or all_of_them, cut=cut, groups=groups)
 
 
 def _lengths(signature: Signature) -> list[int]:
     """Elements of each gradient that lies in a bucket."""
-    return [0 if each.rows else int(np.prod(each.shape)) for each in signature]
+    return [0 if gradient.rows else int(np.prod(gradient.shape)) for gradient in signature]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.exchange.comm_thread import Service
 from labkit.exchange.gradient import from_tensors, tensors_of
 from labkit.exchange.layout import Layout
-from labkit.exchange.service import Service
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -108,7 +108,9 @@ class Operations:
     def _types(self, variables: Iterable[int]) -> list[str]:
         """Of what an operation returns as the means of these."""
         chosen = [self.layout.signature[variable] for variable in variables]
-        return [kind for each in chosen for kind in [each.dtype, "int32"][: 1 + each.rows]]
+        return [
+            kind for gradient in chosen for kind in [gradient.dtype, "int32"][: 1 + gradient.rows]
+        ]
 
 
 def _call(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
 
 LEARN = 5  # steps after which the order of the buckets is fixed, from the times measured so far
 
@@ -129,10 +129,12 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
 
         def apply() -> tf.Tensor:
             means = self._exchange.wait(range(start, start + len(variables)))
-            own = self.optimizers[number]
-            if not isinstance(own._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-                own.learning_rate = self._rate  # callbacks set that of the model's optimizer
-            own.apply(means, variables)
+            optimizer = self.optimizers[number]
+            if not isinstance(
+                optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+            ):
+                optimizer.learning_rate = self._rate  # callbacks set that of the model's optimizer
+            optimizer.apply(means, variables)
             return tf.constant(True)
 
         tf.cond(self._pending, apply, lambda: tf.constant(False))

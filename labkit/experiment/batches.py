@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from labkit.common.data_partition import IID
 from labkit.common.rows import Plan
-from labkit.common.shards import IID
 from labkit.experiment.experiment import Experiment
 
 

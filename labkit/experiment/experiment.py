@@ -18,17 +18,17 @@ from pydantic import (
 )
 
 from labkit import datasets, models
-from labkit.common.checked import Checked
-from labkit.common.content import JSON, as_json, digest, label_of
+from labkit.common.canonical_json import JSON, as_json, digest, label_of
+from labkit.common.data_partition import IID, concentration
 from labkit.common.errors import InvalidInput, short
 from labkit.common.options import lookup
-from labkit.common.shards import IID, concentration
-from labkit.experiment import planted
-from labkit.experiment.brief import brief, html_of
+from labkit.common.validated import Checked
+from labkit.experiment import fault_injection
+from labkit.experiment.summary import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
 from labkit.schedules.grid import Layer
-from labkit.strategies import STRATEGIES, AllReduce, Played, Strategy
-from labkit.strategies.refusals import OPTIMIZERS
+from labkit.strategies import STRATEGIES, AllReduce, ProgramStrategy, Strategy
+from labkit.strategies.validation import OPTIMIZERS
 
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
@@ -240,7 +240,7 @@ class Experiment(Checked):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
         # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
-        planted.check(self)
+        fault_injection.check(self)
         return self
 
     def _check_labels(self, task: str | None) -> None:
@@ -279,14 +279,14 @@ class Experiment(Checked):
             if any(slow.transfer != 1.0 for slow in self.slow.values()):
                 raise InvalidInput("slow with transfer wants links: give Network(slow=…)")
             return
-        if not isinstance(self.strategy, Played):
+        if not isinstance(self.strategy, ProgramStrategy):
             played = ", ".join(
                 name for name, kind in STRATEGIES.items() if hasattr(kind, "program")
             )
             raise InvalidInput(
                 f"{type(self.strategy).__name__} does not run on clock='virtual'; allowed: {played}"
             )
-        if len(gone := self.gone) > (spare := self.strategy.spare(self.workers)):
+        if len(gone := self.gone) > (spare := self.strategy.tolerated_failures(self.workers)):
             name = type(self.strategy).__name__
             raise InvalidInput(
                 f"lost={gone}: {name} of workers={self.workers} does without {spare} of "
@@ -315,7 +315,9 @@ class Experiment(Checked):
     @property
     def ranks(self) -> int:
         """Processes that it wants: workers, their members, servers apart; or one, virtually."""
-        return 1 if self.clock == "virtual" else self.workers + self.strategy.beside(self.workers)
+        return (
+            1 if self.clock == "virtual" else self.workers + self.strategy.extra_ranks(self.workers)
+        )
 
     @property
     def label(self) -> str:
@@ -426,7 +428,7 @@ class Experiment(Checked):
             InvalidInput: something was not measured, or the strategy has no forecast.
         """
         from labkit.forecast import Calibration, Prices, forecast
-        from labkit.forecast.kept import here
+        from labkit.forecast.calibration_store import here
 
         asked = self if workers is None else self.replace(workers=workers)
         found = Network.parse(self.network if network is None else network)

@@ -1,6 +1,5 @@
 """What an experiment would take anywhere: measured once on one machine, then computed."""
 
-from labkit.forecast.asked import PARTS, Asked, Taken
 from labkit.forecast.calibration import (
     Calibration,
     CodecCost,
@@ -15,15 +14,15 @@ from labkit.forecast.calibration import (
     model_of,
 )
 from labkit.forecast.forecast import Forecast, Prices, forecast
-from labkit.forecast.known import fits, sources
 from labkit.forecast.programs import of_program
+from labkit.forecast.provenance import fits, sources
+from labkit.forecast.query import PARTS, Query, StepForecast
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
 from labkit.forecast.study import Place, Study
 
 __all__ = [
     "PARTS",
-    "Asked",
     "Calibration",
     "CodecCost",
     "CollectiveCost",
@@ -33,11 +32,12 @@ __all__ = [
     "Overhead",
     "Place",
     "Prices",
+    "Query",
     "Source",
     "Spread",
     "StepCost",
+    "StepForecast",
     "Study",
-    "Taken",
     "WayCost",
     "fits",
     "forecast",

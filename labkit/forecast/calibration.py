@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 from pydantic import Field
 
-from labkit.common.checked import Checked
-from labkit.common.content import JSON, as_json
+from labkit.common.canonical_json import JSON, as_json
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.plain_json import NotPlain, read_plain_json
+from labkit.common.safe_json import NotPlain, read_plain_json
+from labkit.common.validated import Checked
 from labkit.network import Network
 
 SCHEMA = 2
@@ -133,7 +133,9 @@ class StepCost(Checked):
     @property
     def seconds(self) -> float:
         """All of it, medians, s."""
-        return sum(each.median for each in (self.forward, self.backward, self.update, self.other))
+        return sum(
+            spread.median for spread in (self.forward, self.backward, self.update, self.other)
+        )
 
 
 class ModelCost(Checked):
@@ -262,7 +264,7 @@ class Calibration(Checked):
 
     Attributes:
         made: when, ISO 8601, UTC.
-        machine: hardware and versions, see `labkit.forecast.kept.this_machine`.
+        machine: hardware and versions, see `labkit.forecast.calibration_store.this_machine`.
         models, codecs, collectives, overheads: parts of steps that were measured.
         ways: whole steps likewise.
     """

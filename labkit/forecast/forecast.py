@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
-from labkit.forecast.asked import PARTS, Asked, Taken
+from labkit.common.validated import Checked
 from labkit.forecast.calibration import Calibration, Source
-from labkit.forecast.fed import fed
-from labkit.forecast.known import origin
-from labkit.forecast.whole import alone, as_whole
+from labkit.forecast.input_stall import fed
+from labkit.forecast.provenance import origin
+from labkit.forecast.query import PARTS, Query, StepForecast
+from labkit.forecast.residual_correction import alone, as_whole
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -75,7 +75,7 @@ class Forecast:
     workers: int
     ranks: int
     rows: int
-    taken: Taken
+    taken: StepForecast
     alone: float
     own: float
     prices: Prices
@@ -219,7 +219,7 @@ def forecast(
         experiment: an `Experiment`.
         calibration: what was measured.
         network: on which its ranks are, real or emulated; None: all on one machine.
-        emulated: see `Asked`.
+        emulated: see `Query`.
         prices: and the target.
 
     Raises:
@@ -227,7 +227,7 @@ def forecast(
     """
     prices = prices or Prices()
     emulated = emulated and network is not None and experiment.clock == "wall"
-    asked = Asked(experiment, calibration, network, emulated)
+    asked = Query(experiment, calibration, network, emulated)
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
         steps = experiment.epochs * experiment.epoch_steps
@@ -239,7 +239,7 @@ def forecast(
         label=experiment.label,
         where=f"{how}, ranks like {machine}",
         workers=asked.workers,
-        ranks=asked.workers + experiment.strategy.beside(asked.workers),
+        ranks=asked.workers + experiment.strategy.extra_ranks(asked.workers),
         rows=rows,
         taken=taken,
         alone=alone(asked, rows),

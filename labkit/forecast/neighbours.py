@@ -9,11 +9,11 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.asked import COMPUTED, Asked
+from labkit.forecast.allreduce_cost import Carried, Sums
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
-from labkit.forecast.spreads import NOTHING, both, times
-from labkit.forecast.sums import Carried, Sums
+from labkit.forecast.query import COMPUTED, Query
+from labkit.forecast.time_distributions import NOTHING, both, times
 from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
@@ -23,7 +23,7 @@ ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
 
 
 @dataclass(frozen=True)
-class Group(Asked):
+class Group(Query):
     """Some ranks of an experiment, alone; they are called 0, 1, … there.
 
     Attributes:
@@ -33,10 +33,10 @@ class Group(Asked):
     ranks: Sequence[int] = (0,)
 
     @classmethod
-    def of(cls, asked: Asked, ranks: Iterable[int]) -> Group:
+    def of(cls, asked: Query, ranks: Iterable[int]) -> Group:
         """These ranks of what is asked."""
         own, network = tuple(ranks), asked.network
-        known = {each.name: getattr(asked, each.name) for each in fields(Asked)}
+        known = {field.name: getattr(asked, field.name) for field in fields(Query)}
         if network is not None:
             network = network.model_copy(update={"slow": asked.slow})
             if own != tuple(range(asked.workers)):
@@ -77,7 +77,7 @@ class Group(Asked):
         return simulate(lambda _: rounds, self.workers, float(spans.max()), network).seconds
 
 
-def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
+def by_link(asked: Query, messages: Iterable[Message]) -> dict[str, float]:
     """Bytes of messages between ranks of an experiment that cross each link."""
     if asked.network is None:
         return {}
@@ -95,7 +95,7 @@ def by_link(asked: Asked, messages: Iterable[Message]) -> dict[str, float]:
 
 
 def of_groups(
-    asked: Asked, slices: int, within: Mapping[str, float], across: Mapping[str, float]
+    asked: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
     """Bytes by link of all replicas, and of what these average; only the busiest of many."""
     found, every = dict[str, float](), range(asked.workers)
@@ -116,7 +116,7 @@ def of_groups(
 
 
 def typical(
-    asked: Asked,
+    asked: Query,
     step: StepCost,
     parts: Mapping[str, float],
     wire: Spread = NOTHING,

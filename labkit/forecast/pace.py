@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.compression import Compressor
-from labkit.forecast.asked import Asked
 from labkit.forecast.calibration import Spread
-from labkit.forecast.slowest import TAIL
+from labkit.forecast.order_statistics import TAIL
+from labkit.forecast.query import Query
 from labkit.network import ComputeTime
 from labkit.programs import Message
-from labkit.programs.times import Laws
+from labkit.programs.timing import TimingModel
 
 WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
 UNLIKE = 0.02  # likewise, of ranks that share a machine
@@ -33,8 +33,8 @@ class Pace:
         overheads: whether messages take what they take on this machine.
     """
 
-    asked: Asked
-    laws: Sequence[Laws]
+    asked: Query
+    laws: Sequence[TimingModel]
     shares: Mapping[int, float]
     hosts: Sequence[int]
     alone: float = 1.0
@@ -45,7 +45,7 @@ class Pace:
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """See `labkit.programs.virtual.Times`."""
+        """See `labkit.programs.virtual_runtime.Times`."""
         return self.laws[worker].computed(worker, step, start, self.factor * share)
 
     def updated(self, holder: int, start: float) -> float:
@@ -77,7 +77,7 @@ class Pace:
         return encode, decode, payload
 
 
-def drawn_law(asked: Asked, given: ComputeTime, spread: Spread) -> ComputeTime:
+def drawn_law(asked: Query, given: ComputeTime, spread: Spread) -> ComputeTime:
     """Lognormal with the median and the middle nine tenths that were measured.
 
     Of ranks of one machine the slowest was measured; they differ by so little as no two are alike.

@@ -11,29 +11,29 @@ from functools import reduce
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import Source
-from labkit.forecast.crowd import (
+from labkit.forecast.meta_backend import HollowStage
+from labkit.forecast.meta_environment import HollowWorld, Tally
+from labkit.forecast.neighbours import typical
+from labkit.forecast.order_statistics import of_run
+from labkit.forecast.pace import Pace, drawn_law
+from labkit.forecast.query import Query, StepForecast, trust
+from labkit.forecast.steady_state import Steady
+from labkit.forecast.time_distributions import NOTHING, both, nine_tenths
+from labkit.forecast.worker_sampling import (
     PLAYED,
     Crowd,
-    Plays,
+    ProgramWorkers,
     crowded_network,
     roles_of,
     shapes_of,
     slowed_of,
 )
-from labkit.forecast.hollow_stage import HollowStage
-from labkit.forecast.hollow_world import HollowWorld, Tally
-from labkit.forecast.neighbours import typical
-from labkit.forecast.pace import Pace, drawn_law
-from labkit.forecast.slowest import of_run
-from labkit.forecast.spreads import NOTHING, both, nine_tenths
-from labkit.forecast.steady import Steady
 from labkit.network import ComputeTime
-from labkit.programs import Diary, Roles
-from labkit.programs.diary import Row
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs import EventLog, Roles
+from labkit.programs.event_log import Row
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 
 WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
 
@@ -62,7 +62,7 @@ class Play:
     batches: int
     of_batches: np.ndarray
     tally: Tally
-    diary: Diary
+    diary: EventLog
     roles: Roles
     overheads: bool
 
@@ -72,7 +72,9 @@ class Play:
         return (self.end - self.begin) / self.batches
 
 
-def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | None = None) -> Taken:
+def of_program(
+    asked: Query, strategy: ProgramWorkers, cycle: int = 1, crowd: Crowd | None = None
+) -> StepForecast:
     """What a strategy takes that is a program, by playing it.
 
     Args:
@@ -100,23 +102,23 @@ def of_program(asked: Asked, strategy: Plays, cycle: int = 1, crowd: Crowd | Non
     parts |= {"update": update, "codec": sums["codec"] + coded, "wait": sums["wait"]}
     parts["wire"] = max(0.0, sums["communicate"] - update - coded)
     scale = found.seconds / (sum(parts.values()) or 1.0)
-    parts = {name: scale * each for name, each in parts.items()}
+    parts = {name: scale * part for name, part in parts.items()}
     periods = found.of_batches.reshape(-1, cycle).mean(1)
     low, high = nine_tenths(periods)
     message = asked.once("message") if found.overheads else NOTHING
     links = found.tally.between(found.begin, found.end, "link ")
-    return Taken(
+    return StepForecast(
         parts=parts,
         rows=max(asked.rows),
         spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
-        nbytes={name: each / found.batches for name, each in links.items()},
+        nbytes={name: link / found.batches for name, link in links.items()},
         memory=_memory(asked, strategy),
         sources=_sources(asked, crowd, found),
         more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
     )
 
 
-def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
+def play(asked: Query, cycle: int, crowd: Crowd) -> Play:
     """Play a program for as many steps as show its pace: two cycles, where all go on alike."""
     strategy, workers = crowd.strategy, crowd.workers
     if strategy.replica_cut != 1:
@@ -130,7 +132,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     stage = HollowStage(
         rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
     )
-    diary, tally = Diary(stage, roles.steps, writers=range(workers)), Tally()
+    diary, tally = EventLog(stage, roles.steps, writers=range(workers)), Tally()
     network, crowded = crowded_network(asked, roles, crowd)
     pace = _pace(asked, roles, rows, crowd)
     world = HollowWorld(
@@ -150,7 +152,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     watched = Steady(workers, cycle, 1 + warm // cycle)
     steady = watched if _repeats(asked, strategy, pace) else None
 
-    def enough(world: VirtualWorld) -> None:
+    def enough(world: VirtualRuntime) -> None:
         nonlocal warm, steps, last
         if steady is not None and steady.reached(stage.rows):
             warm, steps = (steady.cycles - 1) * cycle, cycle
@@ -167,7 +169,7 @@ def play(asked: Asked, cycle: int, crowd: Crowd) -> Play:
     return Play(stage.rows, begin, end, batches, of_batches, tally, diary, roles, overheads)
 
 
-def _repeats(asked: Asked, strategy: Plays, pace: Pace) -> bool:
+def _repeats(asked: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
     """Whether nothing is by chance, and no step otherwise than those before."""
     network, even = asked.network, all(law.even for law in pace.laws)
     # Which of two messages of one moment a link serves first, only rounding decides.
@@ -175,34 +177,34 @@ def _repeats(asked: Asked, strategy: Plays, pace: Pace) -> bool:
     return prompt and even and strategy.recurs(asked.experiment)
 
 
-def _pace(asked: Asked, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace:
+def _pace(asked: Query, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace:
     """What everybody takes, by what was measured."""
     experiment = asked.experiment
     given = experiment.compute or ComputeTime()
     measures = given.seconds is None and given.values is None
-    known: dict[int, Laws] = {}
+    known: dict[int, TimingModel] = {}
     slow = slowed_of(asked, crowd.workers)
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    for each in set(rows):
+    for row in set(rows):
         law, seconds, update = given, 0.0, given.update or 0.0
         if measures:
-            step = asked.step(max(1, each))
+            step = asked.step(max(1, row))
             spread = reduce(both, (step.forward, step.backward, step.other))
             law, seconds = drawn_law(asked, given, spread), spread.median
             update = step.update.median if given.update is None else given.update
         more = law, slow, experiment.seed, seconds, update, later
-        known[each] = Laws(*more, experiment.faults)
+        known[row] = TimingModel(*more, experiment.faults)
     sizes = {n: roles.part(n).size / max(1, roles.weights.size) for n in roles.servers}
     if not measures:
         sizes = dict.fromkeys(sizes, 1.0)
     return Pace(
-        *(asked, [known[each] for each in rows], sizes, roles.hosts),
+        *(asked, [known[row] for row in rows], sizes, roles.hosts),
         *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
         overheads=not asked.virtual and (asked.emulated or asked.network is None),
     )
 
 
-def _memory(asked: Asked, strategy: Plays) -> dict[str, float]:
+def _memory(asked: Query, strategy: ProgramWorkers) -> dict[str, float]:
     """Of the fullest rank: a worker with its activations, or a server with its optimizer."""
     worker = asked.memory(asked.experiment.batch_size / asked.workers)
     worker["buffers"] = worker["weights"]
@@ -222,14 +224,14 @@ def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, fl
         "played_workers": float(found.roles.workers),
         "sent": spent.get("sent", 0.0) / found.batches,
     }
-    late = [each["staleness"] for each in events]
+    late = [event["staleness"] for event in events]
     if late and found.roles.workers == workers:
         more["staleness"] = float(np.mean(late))
-        more["dropped"] = sum(each["update"] < 0 for each in events) / len(events)
+        more["dropped"] = sum(event["update"] < 0 for event in events) / len(events)
     return more
 
 
-def _sources(asked: Asked, crowd: Crowd, found: Play) -> tuple[Source, ...]:
+def _sources(asked: Query, crowd: Crowd, found: Play) -> tuple[Source, ...]:
     given = asked.experiment.compute
     said = given is not None and (given.seconds is not None or given.values is not None)
     own = asked.computing(asked.experiment.batch_size / asked.workers, "by rows")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import COMPUTED, Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, of_groups, typical
-from labkit.forecast.slowest import alike, last_of, slowest
+from labkit.forecast.order_statistics import alike, last_of, slowest
+from labkit.forecast.query import COMPUTED, Query, StepForecast, trust
 from labkit.schedules.grid import Grid, crossing, held
 
 # Of kinds that have slices: which weight, and which of its dimensions, says how many there may be.
@@ -125,7 +125,7 @@ def of_slices(
     return Cost(forward, backward, wire, sent, links)
 
 
-def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
+def of_tensor_parallel(asked: Query, slices: int, algorithm: str) -> StepForecast:
     """The step of `TensorParallel`: slices of all layers, replicas of these."""
     replicas, model = asked.workers // slices, asked.model
     rows = asked.experiment.batch_size / replicas
@@ -145,7 +145,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     }
     parts["wait"] = _late(asked, rows, parts)
     whole = asked.memory(rows)
-    return Taken(
+    return StepForecast(
         parts=parts,
         rows=rows,
         spread=typical(asked, step, parts),
@@ -160,7 +160,7 @@ def of_tensor_parallel(asked: Asked, slices: int, algorithm: str) -> Taken:
     )
 
 
-def of_grid(asked: Asked, grid: Grid) -> Taken:
+def of_grid(asked: Query, grid: Grid) -> StepForecast:
     """The step of `LocallyConnected`: tiles of all layers, what crosses before each of them.
 
     Raises: InvalidInput, for a model of which nobody knows the planes.
@@ -213,7 +213,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
         "wire": wire,
     }
     parts["wait"] = _late(asked, rows, parts)
-    return Taken(
+    return StepForecast(
         parts=parts,
         rows=rows,
         spread=typical(asked, step, parts),
@@ -231,7 +231,7 @@ def of_grid(asked: Asked, grid: Grid) -> Taken:
     )
 
 
-def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:
+def _late(asked: Query, rows: float, parts: Mapping[str, float]) -> float:
     """Seconds that the slowest of all ranks computes longer, for which each layer waits."""
     ranks = alike(asked, [max(1, round(rows))] * asked.workers)
     own = asked.computed(max(1, round(rows))).seconds
@@ -239,7 +239,7 @@ def _late(asked: Asked, rows: float, parts: Mapping[str, float]) -> float:
     return late * sum(parts[name] for name in COMPUTED)
 
 
-def _tiles(asked: Asked, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
+def _tiles(asked: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
     """Of each layer: the share of its values that the machine with most of them has."""
     known = {each.name: each for each in asked.experiment.planes}
     for layer in asked.model.layers:

@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken, trust
 from labkit.forecast.calibration import LayerCost, Source, StepCost
 from labkit.forecast.neighbours import Group, by_link, typical
+from labkit.forecast.query import Query, StepForecast, trust
 from labkit.forecast.slices import Cost, of_slices
 from labkit.network import Slowdown
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.held import in_flight, stashed
 from labkit.schedules.pipeline.partition import by_hand, cheapest
+from labkit.schedules.pipeline.stage_memory import in_flight, stashed
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
 AHEAD = 8  # iterations of a schedule that goes on, behind as many as there are ranks
@@ -51,8 +51,8 @@ class Lanes(Protocol):
 
 
 def of_stages(
-    asked: Asked, strategy: Lanes, recompute: bool = False, goes_on: bool = False
-) -> Taken:
+    asked: Query, strategy: Lanes, recompute: bool = False, goes_on: bool = False
+) -> StepForecast:
     """What a step takes.
 
     Args:
@@ -69,11 +69,11 @@ def of_stages(
     step = asked.step(rows)
     # Stretches of time have all rows, and each a part of the work.
     part = 1 / table.microbatches if table.recurrent else 1.0
-    costs = [_cost(asked, each, step, rows, slices) for each in stages]
-    forward = part * np.array([each.forward + each.wire / 2 for each in costs])
-    backward = part * np.array([each.backward + each.wire / 2 for each in costs])
+    costs = [_cost(asked, stage, step, rows, slices) for stage in stages]
+    forward = part * np.array([cost.forward + cost.wire / 2 for cost in costs])
+    backward = part * np.array([cost.backward + cost.wire / 2 for cost in costs])
     backward += recompute * forward
-    nbytes = part * rows * np.array([each[-1].out for each in stages], float)
+    nbytes = part * rows * np.array([stage[-1].out for stage in stages], float)
     lane = Group.of(asked, range(0, ranks * slices, slices))
     network = lane.between(float(nbytes[:-1].max(initial=0.0)))
     network = network.model_copy(update={"slow": _slow(asked, ranks, slices)})
@@ -89,7 +89,7 @@ def of_stages(
     busy = float(free.busy.max()) / count
     ahead = float(forward.sum() / (forward.sum() + backward.sum() or 1.0))
     rank = int(free.busy.argmax())
-    shared = sum(part * each.wire for each in costs[rank::ranks]) * table.microbatches
+    shared = sum(part * cost.wire for cost in costs[rank::ranks]) * table.microbatches
     shared = min(busy, shared if not goes_on else shared / table.microbatches)
     messages = _messages(table, nbytes / count, ranks, slices, replicas)
     parts = {
@@ -100,7 +100,7 @@ def of_stages(
         "wire": whole - alone + shared + updates * mean,
         "wait": max(0.0, alone - busy),
     }
-    return Taken(
+    return StepForecast(
         parts=parts,
         rows=asked.experiment.batch_size / replicas,
         spread=typical(asked, step, parts),
@@ -118,7 +118,7 @@ def of_stages(
     )
 
 
-def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
+def _slow(asked: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
     """Of each place in a lane the slowest of all lanes, which meet in every step.
 
     Raises: InvalidInput, where one is slow by chance.
@@ -137,7 +137,7 @@ def _slow(asked: Asked, ranks: int, slices: int) -> dict[int, Slowdown]:
     return found
 
 
-def _cut(asked: Asked, strategy: Lanes) -> list[list[LayerCost]]:
+def _cut(asked: Query, strategy: Lanes) -> list[list[LayerCost]]:
     """The layers of each stage; what has no weights goes with what stands before it."""
     layers, depth = asked.model.layers, strategy.depth(asked.workers)
     blocks: list[list[LayerCost]] = []
@@ -175,14 +175,14 @@ def _seconds(layer: LayerCost) -> float:
 
 
 def _cost(
-    asked: Asked, layers: Sequence[LayerCost], step: StepCost, rows: float, slices: int
+    asked: Query, layers: Sequence[LayerCost], step: StepCost, rows: float, slices: int
 ) -> Cost:
     """Of a stage on one micro-batch."""
     if slices > 1:
         return of_slices(Group.of(asked, range(slices)), layers, step, rows)
     return Cost(
-        sum(each.forward for each in layers) * step.forward.median,
-        sum(each.backward for each in layers) * step.backward.median,
+        sum(layer.forward for layer in layers) * step.forward.median,
+        sum(layer.backward for layer in layers) * step.backward.median,
         *(0.0, 0.0),
     )
 
@@ -195,7 +195,7 @@ def _steady(found: PipelineSimulation, ranks: int) -> float:
 
 
 def _update(
-    asked: Asked, strategy: Lanes, stages: Sequence[Sequence[LayerCost]]
+    asked: Query, strategy: Lanes, stages: Sequence[Sequence[LayerCost]]
 ) -> tuple[float, float, float]:
     """The share of all weights on the fullest rank, seconds of their mean, and bytes sent."""
     workers, ranks = asked.workers, strategy.ranks(asked.workers)
@@ -218,13 +218,13 @@ def _messages(
             ends = stage % ranks, peer % ranks
             for rank in range(replicas * slices):
                 first = rank // slices * ranks * slices + rank % slices
-                one, other = (first + each * slices for each in ends)
+                one, other = (first + end * slices for end in ends)
                 found.append((one, other, float(nbytes[min(stage, peer)])))
     return found
 
 
 def _memory(
-    asked: Asked,
+    asked: Query,
     table: Table,
     stages: Sequence[Sequence[LayerCost]],
     rows: float,

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.asked import Asked, Taken
 from labkit.forecast.calibration import Calibration
 from labkit.forecast.forecast import Forecast, Prices, forecast
+from labkit.forecast.query import Query, StepForecast
 from labkit.network import Network, Slowdown
 
 MOST_RANKS = 10_000
@@ -23,7 +23,7 @@ SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s between which it is searched
 class Way(Protocol):
     """A strategy, as far as a study asks it."""
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """What a step takes."""
 
 
@@ -124,10 +124,10 @@ class Study:
         """Of the same with ever more servers, the first that is so close to the fastest."""
         if not servers:
             raise InvalidInput("no servers to choose from; give strategies with ever more of them")
-        times = [self.at(workers, strategy=each).seconds for each in servers]
+        times = [self.at(workers, strategy=server).seconds for server in servers]
         return next(
-            each
-            for each, seconds in zip(servers, times, strict=True)
+            server
+            for server, seconds in zip(servers, times, strict=True)
             if seconds <= (1 + within) * min(times)
         )
 

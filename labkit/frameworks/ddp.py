@@ -88,7 +88,7 @@ class Training:
 
     def weights(self) -> list[np.ndarray]:
         """As Keras has them."""
-        parameters = [self.whole(each).numpy() for each in self._together.parameters()]
+        parameters = [self.whole(parameter).numpy() for parameter in self._together.parameters()]
         return [turned_back(array) for array in parameters]
 
     def describe(self) -> tuple[str, str]:
@@ -106,16 +106,18 @@ class Model(nn.Module):
     def __init__(self, layers: list[Layer], weights: list[np.ndarray]) -> None:
         super().__init__()
         arrays = iter(weights)
-        self.layers = nn.ModuleList(each for layer in layers for each in _modules(layer, arrays))
+        self.layers = nn.ModuleList(
+            module for layer in layers for module in _modules(layer, arrays)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of a batch."""
-        first = any(isinstance(each, nn.Conv2d | nn.MaxPool2d) for each in self.layers)
+        first = any(isinstance(layer, nn.Conv2d | nn.MaxPool2d) for layer in self.layers)
         x = x.movedim(-1, 1) if first else x
-        for each in self.layers:
-            if first and isinstance(each, nn.Flatten):
+        for layer in self.layers:
+            if first and isinstance(layer, nn.Flatten):
                 x = x.movedim(1, -1)
-            x = each(x)
+            x = layer(x)
         return x
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.places import peers_folder
+from labkit.common.paths import peers_folder
 from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
 from labkit.frameworks.versions import versions

@@ -52,7 +52,7 @@ class Training:
         self._loss = loss_of(told, keras, reduction="none")
         # What stays: weights, and what the optimizer remembers.
         self._state = [
-            [each.value for each in variables]
+            [variable.value for variable in variables]
             for variables in (self._model.trainable_variables, self._optimizer.variables)
         ]
         laid_out = jax.tree.map(lambda array: array.sharding, self._state)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from socket import socket
 
 from labkit.common import names
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 
 HERE = "127.0.0.1"
@@ -83,7 +83,7 @@ def on_this_host(jobs: Mapping[str, int], inside: bool = False) -> ClusterSpec:
 def at(jobs: Mapping[str, Sequence[str]], inside: bool = False) -> ClusterSpec:
     """Tasks of each job at these addresses of this machine, at ports that are free."""
     ports = iter(free_ports(sum(map(len, jobs.values()))))
-    placed = {job: [f"{each}:{next(ports)}" for each in hosts] for job, hosts in jobs.items()}
+    placed = {job: [f"{host}:{next(ports)}" for host in hosts] for job, hosts in jobs.items()}
     return ClusterSpec({job: each for job, each in placed.items() if each}, inside)
 
 

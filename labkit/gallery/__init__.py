@@ -10,8 +10,8 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
-from labkit.gallery.executed import Asked, execute_all, latest
-from labkit.gallery.shown import Shown
+from labkit.gallery.execution import GallerySpec, execute_all, latest
+from labkit.gallery.index_entry import IndexEntry
 from labkit.jobs.listing import elapsed
 from labkit.jobs.notebook import JobResult
 from labkit.records import store
@@ -42,7 +42,9 @@ def gallery(
     """
     before = [(path, latest(path, site / RUNS)) for path in others if path not in notebooks]
     ended = {path: result for path, result in before if result is not None}
-    for each, result in execute_all([Asked(path) for path in notebooks], site / RUNS, jobs, tell):
+    for each, result in execute_all(
+        [GallerySpec(path) for path in notebooks], site / RUNS, jobs, tell
+    ):
         ended[each.notebook] = result
         write_page(result, site / f"{each.notebook.stem}.html")
         write_index(sorted(ended.items()), site)
@@ -105,7 +107,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
 
 
 def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
-    shown = Shown.of(notebook, result.path / "output.ipynb")
+    shown = IndexEntry.of(notebook, result.path / "output.ipynb")
     page = site / f"{notebook.stem}.html"
     took = _took(result.path)
     return {

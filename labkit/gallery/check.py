@@ -8,11 +8,11 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
+from labkit.gallery.claims import broken
 from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.executed import Asked
-from labkit.gallery.laws import broken
-from labkit.gallery.prose import measured, outdated
-from labkit.gallery.shown import outputs
+from labkit.gallery.execution import GallerySpec
+from labkit.gallery.index_entry import outputs
+from labkit.gallery.static_text import measured, outdated
 from labkit.jobs import cells
 from labkit.jobs.parameters import declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
@@ -48,7 +48,7 @@ class Verdict:
         )
 
 
-def small_values(notebooks: list[Path]) -> list[Asked]:
+def small_values(notebooks: list[Path]) -> list[GallerySpec]:
     """Each notebook with each of its sets in `check.yaml`; with its defaults where it has none.
 
     A set says what differs from the first one.
@@ -67,18 +67,18 @@ def small_values(notebooks: list[Path]) -> list[Asked]:
             or not all(isinstance(each, dict) for each in sets)
         ):
             raise InvalidInput(f"{file}: {notebook.stem} needs a list of names and values")
-        asked += [Asked(notebook, {**sets[0], **each}) for each in sets]
+        asked += [GallerySpec(notebook, {**sets[0], **each}) for each in sets]
     return asked
 
 
-def check(asked: Asked, job: Path) -> Verdict:
+def check(asked: GallerySpec, job: Path) -> Verdict:
     """Hold a notebook's words against what its job gave.
 
     1. What stands in the notebook itself holds no measured number, and no default of a parameter
        that this run has changed.
     2. A number with decimals or a unit in a sentence is one that the run shows: in a table, a
        figure or a record, or as the factor between two of these where the sentence compares.
-    3. What a sentence concludes follows from its numbers (`labkit.gallery.laws`).
+    3. What a sentence concludes follows from its numbers (`labkit.gallery.claims`).
 
     Whole numbers without a unit count and name; they are held by the third law alone.
     """

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.common.content import JSON
-from labkit.gallery.shown import PLOTLY, Output
+from labkit.common.canonical_json import JSON
+from labkit.gallery.index_entry import PLOTLY, Output
 from labkit.records.store import Record
 from labkit.records.verdict import CONFIDENCE, accuracies, arrivals, judge_runs
 
@@ -109,12 +109,12 @@ class Evidence:
         self, outputs: Iterable[Output], runs: Sequence[Run], target: float | None = None
     ) -> None:
         self._columns: dict[tuple[str, str], list[float]] = {}
-        for place, each in enumerate(outputs):
-            figure = each.data.get(PLOTLY)
+        for place, output in enumerate(outputs):
+            figure = output.data.get(PLOTLY)
             if isinstance(figure, dict):
                 self._figure(str(place), figure)
-            elif not each.text:
-                self._tables(str(place), "".join(map(str, each.data.get("text/html", ""))))
+            elif not output.text:
+                self._tables(str(place), "".join(map(str, output.data.get("text/html", ""))))
         for run in runs:
             self._metrics("", run.metrics)
             for seed in run.seeds:
@@ -150,9 +150,9 @@ class Evidence:
         self._columns.setdefault((name, kind), []).extend(v for v in found if np.isfinite(v))
 
     def _words(self, place: str, text: str) -> None:
-        for each in numbers(text):
-            if not each.counts:
-                self._columns.setdefault((f"{place} time", each.kind), []).append(each.value)
+        for number in numbers(text):
+            if not number.counts:
+                self._columns.setdefault((f"{place} time", number.kind), []).append(number.value)
 
     def _metrics(self, name: str, value: JSON) -> None:
         if isinstance(value, dict):
@@ -181,11 +181,11 @@ class Evidence:
         for one, other in permutations(judged, 2):
             said = judge_runs(one, other)
             ends = (said.difference, said.low, said.high, said.mean_low, said.mean_high)
-            self._add("verdict", [CONFIDENCE, *ends, *(100 * each for each in ends)])  # and points
+            self._add("verdict", [CONFIDENCE, *ends, *(100 * end for end in ends)])  # and points
         targets = {min(found.values()) for found in known.values()} if target is None else {target}
         for run, least in product(judged, targets):
             self._add("target", [least])
-            came = [each for each in arrivals(run, least).values() if each]
+            came = [arrival for arrival in arrivals(run, least).values() if arrival]
             for name in ("seconds", "codec_seconds", "wire_bytes"):
                 values = [float(getattr(each, name)) for each in came]
                 self._add(f"{run.path.name} arrival {name}", _middle(values))
@@ -236,8 +236,8 @@ class Evidence:
                 self._add(f"{place} points {title}", [*shown, *_middle(values.tolist())])
                 self._add(f"{place} {trace.get(f'{axis}axis')} last {title}", [values[-1]])
             for words in ("text", "hovertext", "customdata", "hovertemplate"):
-                for each in _strings(trace.get(words)):
-                    self._words(f"{place} {words}", each)
+                for string in _strings(trace.get(words)):
+                    self._words(f"{place} {words}", string)
 
 
 # Columns of which one value may be held against another.

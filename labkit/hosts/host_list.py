@@ -52,7 +52,7 @@ def hosts_of(given: Sequence[str] | str | Path) -> list[Host]:
     slots: Counter[str] = Counter()
     for host in found:
         slots[host.name] += host.slots
-    return [Host(*each) for each in slots.items()]
+    return [Host(*item) for item in slots.items()]
 
 
 def _lines(path: Path) -> Iterator[Host]:

@@ -134,7 +134,7 @@ def _tell() -> Known:
     import mpi4py
 
     import labkit
-    from labkit.common.places import fingerprint
+    from labkit.common.paths import fingerprint
 
     # Asked for its name, a library need not start; some cannot outside of an allocation.
     mpi4py.rc.initialize = False

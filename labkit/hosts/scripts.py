@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.hosts.inside import Binds
-from labkit.hosts.means import found
-from labkit.hosts.space import entering
+from labkit.hosts.host_init import Binds
+from labkit.hosts.host_namespaces import entering
+from labkit.hosts.requirements import found
 from labkit.hosts.switch import DEVICE
 
 # Letters of ssh's options that are followed by a value.

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.hosts.means import PMIX, found, pmix_folders
+from labkit.hosts.host_namespaces import entering
 from labkit.hosts.plan import CONTROL, Plan
-from labkit.hosts.space import entering
+from labkit.hosts.requirements import PMIX, found, pmix_folders
 from labkit.hosts.state import SLURM_CONF
 
 OWN = "/tmp/slurm"  # of each host: each has a /tmp of its own

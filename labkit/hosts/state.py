@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, TypedDict, cast
 
 from labkit.common.errors import LabkitError
-from labkit.common.places import bytecode_variables, runtime_folder
-from labkit.hosts.means import require
+from labkit.common.paths import bytecode_variables, runtime_folder
 from labkit.hosts.plan import Plan
+from labkit.hosts.requirements import require
 from labkit.records import store
 
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
@@ -95,7 +95,7 @@ def start(folder: Path, plan: Plan, parent: bool) -> tuple[State, subprocess.Pop
 
 def _holder(folder: Path, plan: Plan, parent: bool, said: IO[str]) -> subprocess.Popen[str]:
     told = json.dumps(asdict(plan))
-    words = [sys.executable, "-P", "-m", "labkit.hosts.holder", str(folder), told]
+    words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), told]
     # This process by a descriptor: its number may be another's when it has ended.
     own = [os.pidfd_open(os.getpid())] if parent else []
     try:

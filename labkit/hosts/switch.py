@@ -9,9 +9,9 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.frameworks.namespaces import MTU, frames, queues
-from labkit.hosts.means import found
+from labkit.hosts.host_namespaces import entering
 from labkit.hosts.plan import CONTROL, LOGIN, Plan, addresses
-from labkit.hosts.space import entering
+from labkit.hosts.requirements import found
 
 DEVICE = "eth0"  # of a host
 SWITCH = "switch"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, short
-from labkit.common.plain_json import NotPlain, read_plain_json
+from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.notebook import notebook_bytes
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
+from labkit.hosts.connection import login
 from labkit.hosts.queue import Job, Queue
-from labkit.hosts.reach import login
 from labkit.records import registry, store
 
 NEVER_BEGAN = "JobLaunchFailure"  # Slurm's reason, such as for a folder that the node does not see

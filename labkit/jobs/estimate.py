@@ -86,7 +86,7 @@ def _in_words(earlier: list[float]) -> str:
 
 def _durations(folder: Path, values: Values) -> list[float]:
     """Seconds of the completed jobs of a notebook that had the same parameters."""
-    from labkit.records.plain_yaml import read_plain_file
+    from labkit.records.safe_yaml import read_plain_file
 
     found = []
     for path in folder.glob("*/params.yaml"):

@@ -31,7 +31,7 @@ from labkit.records.endings import ASKS, End, described
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
 
-    from labkit.jobs.kernel import Embryo
+    from labkit.jobs.kernel import ForkedKernel
 
 GRACE = 40.0  # seconds that an interrupted cell has to clean up before its kernel is killed
 # Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
@@ -52,13 +52,13 @@ class Kernel:
         self.rank: int | None = None
         self.signal = ""  # by which a part of its cluster has ended
         self.interrupted: str | None = None  # by what
-        self._process: Embryo | None = None
+        self._process: ForkedKernel | None = None
 
     def fork(self) -> None:
         """Fork what becomes the kernel, while this process has neither thread nor socket."""
-        from labkit.jobs.kernel import Client, Embryo, Provisioner
+        from labkit.jobs.kernel import Client, ForkedKernel, Provisioner
 
-        self._process = embryo = Embryo()
+        self._process = embryo = ForkedKernel()
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
@@ -344,7 +344,7 @@ def _run(notebook: Path, job: Path, kernel: Kernel, terminal: Sequence[TextIO]) 
     import papermill
     from papermill.iorw import papermill_io
 
-    from labkit.records.plain_yaml import read_plain_file
+    from labkit.records.safe_yaml import read_plain_file
 
     output = str(job / "output.ipynb")
     # By the file's own name: all else that papermill reads or writes goes its usual way.

@@ -149,7 +149,7 @@ class LosslessKernel(IPKernelApp):
             self.control_thread.join()
 
 
-class Embryo(Fork):
+class ForkedKernel(Fork):
     """A forked process that waits to become a kernel."""
 
     def __init__(self) -> None:
@@ -184,9 +184,9 @@ class Embryo(Fork):
 
 
 class Provisioner(LocalProvisioner):
-    """What jupyter_client starts and signals kernels with, here with an Embryo."""
+    """What jupyter_client starts and signals kernels with, here with a ForkedKernel."""
 
-    embryo: Embryo
+    embryo: ForkedKernel
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Let the embryo become the kernel."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
 from labkit.jobs.elements import Elements
-from labkit.jobs.listed import LEAST, Listed, Row
-from labkit.jobs.sweep import roster
+from labkit.jobs.listing_cache import LEAST, Listed, Row
+from labkit.jobs.sweep import manifest
 from labkit.records import store
 from labkit.records.run import Run, gate_failed, key_metrics, known
 from labkit.records.scan import Folder, folders, left_out, links_left_out, read_run
@@ -40,12 +40,12 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
                     skipped.append(left_out(folder, root, row))
                 else:
                     rows[folder.path] = row
-            elif folder.odd and not folder.files.isdisjoint(("params.yaml", roster.FILE)):
+            elif folder.odd and not folder.files.isdisjoint(("params.yaml", manifest.FILE)):
                 skipped.append(left_out(folder, root, folder.odd))
                 continue
             if "params.yaml" in folder.files:
                 rows[folder.path] = job_row(Path(folder.path), name, slurm)
-            if roster.FILE in folder.files:
+            if manifest.FILE in folder.files:
                 rows |= sweep_rows(Path(folder.path), name, slurm)
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
@@ -70,8 +70,8 @@ def _name(path: str, root: Path) -> str:
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
     """A sweep: its state, and how many members are in which; and those that are still to start."""
-    status = roster.read(path)
-    states = roster.states(path, status, slurm.as_it_is)
+    status = manifest.read(path)
+    states = manifest.states(path, status, slurm.as_it_is)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
@@ -158,7 +158,7 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
     for folder, inside, files in os.walk(root):
         if "params.yaml" in files:
             jobs.add(Path(folder))
-        if roster.FILE in files:
+        if manifest.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
             # A run's folder holds a model and logs, and no job.

@@ -16,14 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, Pruned, short
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.records import store
-from labkit.records.plain_yaml import read_plain_file
 from labkit.records.run import Run
+from labkit.records.safe_yaml import read_plain_file
 from labkit.records.shape import FIELDS, wrong_field
 from labkit.records.stream import FOLDER, Reader, Writer
 
@@ -292,7 +292,7 @@ def _plain(name: str, value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's, PyTorch's, pandas's
     if isinstance(value, tuple | list):
         numbers = [_plain(name, each) for each in value]
-        if numbers and all(each is None or is_number(each) for each in numbers):
+        if numbers and all(number is None or is_number(number) for number in numbers):
             return numbers
     elif value is None or isinstance(value, bool | int | float | str):
         return scrub(value) if isinstance(value, str) else value
@@ -346,9 +346,9 @@ def _names_set(cell: str) -> set[str]:
         body = ast.parse(shell.transform_cell(cell) if shell else cell).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel will say so
         return set()
-    targets = [each for node in body if isinstance(node, ast.Assign) for each in node.targets]
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value]
-    return {each.id for each in targets if isinstance(each, ast.Name)}
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _note(cell: ExecutionResult) -> None:

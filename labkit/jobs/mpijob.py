@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.common import names
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
 from labkit.jobs import cells, estimate, parameters
@@ -175,7 +175,7 @@ class MPIJob:
             container |= {"workingDir": FOLDER, "env": env}
         named = {place: Path(place).name for place in volumes}
         container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in named.items()]
-        kept: list[JSON] = [{"name": named[place]} | each for place, each in volumes.items()]
+        kept: list[JSON] = [{"name": named[place]} | volume for place, volume in volumes.items()]
         pod: dict[str, JSON] = {"containers": [container], "volumes": kept}
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
 

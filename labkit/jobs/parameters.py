@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from labkit.common.errors import InvalidInput, LabkitError, short
-from labkit.common.plain_json import NotPlain
-from labkit.jobs import cells, kinds
-from labkit.records.plain_yaml import read_plain
+from labkit.common.safe_json import NotPlain
+from labkit.jobs import annotation_types, cells
+from labkit.records.safe_yaml import read_plain
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 
 class Unknown:
@@ -53,11 +53,11 @@ class Parameter:
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
         try:
-            return TypeAdapter(kinds.read(self.annotation), config=FINITE)
+            return TypeAdapter(annotation_types.read(self.annotation), config=FINITE)
         except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
-                f"a type made of {', '.join(sorted(kinds.NAMED))}"
+                f"a type made of {', '.join(sorted(annotation_types.NAMED))}"
             ) from error
 
     def convert(self, value: JSON) -> JSON:
@@ -134,7 +134,7 @@ def parse(source: str) -> dict[str, Parameter]:
             if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
                 annotation = str(node.annotation.value)
         else:
-            known = type(default).__name__ in kinds.PLAIN
+            known = type(default).__name__ in annotation_types.PLAIN
             annotation = type(default).__name__ if known else "Any"
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
@@ -238,8 +238,10 @@ def _takes_lists(field: str) -> bool:
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
-    kinds = typing.get_args(annotation) or (annotation,)
-    items = [typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) is tuple]
+    annotation_types = typing.get_args(annotation) or (annotation,)
+    items = [
+        typing.get_args(kind)[0] for kind in annotation_types if typing.get_origin(kind) is tuple
+    ]
     # tuple[Any, ...] stands for arrays, which no parameters cell holds.
     return any(item is not typing.Any for item in items)
 

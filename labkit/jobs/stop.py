@@ -12,7 +12,7 @@ import psutil
 from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, cancel, queued
 from labkit.jobs.listing import find
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.records import registry, store
 
 PATIENCE = 80.0  # seconds: a cell has half of that to clean up before its kernel is killed
@@ -35,7 +35,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         heard.append(line)
         say(line)
 
-    told, left = _tell_to_end(sweeps, roster.FILE, tell)
+    told, left = _tell_to_end(sweeps, manifest.FILE, tell)
     # A member that was told itself would look to its sweep like one that failed.
     alone = [job for job in jobs if not any(sweep in job.parents for sweep in told)]
     elements = queued(alone, tell)

@@ -15,7 +15,7 @@ from labkit.experiment import Experiment
 from labkit.jobs.parameters import Parameter
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 STRATEGIES = '["AllReduce", {name: AllReduce, compressor: {name: ErrorFeedback, inner: TopK}}]'
 
@@ -116,7 +116,7 @@ def _cells(
     name: str, model: str, dataset: str, strategies: Sequence[JSON]
 ) -> Iterator[dict[str, JSON]]:
     yield _markdown(_QUESTION.format(model=model, dataset=dataset))
-    lines = "\n".join(f"    {_literal(each)}," for each in strategies)
+    lines = "\n".join(f"    {_literal(strategy)}," for strategy in strategies)
     names = {"model": _literal(model), "dataset": _literal(dataset)}
     yield _code(_PARAMETERS.format(strategies=lines, **names), tags=["parameters"])
     yield _code(_EXPERIMENTS)

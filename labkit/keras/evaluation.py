@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam, synchronized
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam, synchronized
 from labkit.keras.whole_batch import WholeBatch
 
 Arrays: TypeAlias = np.ndarray | list[np.ndarray] | dict[str, np.ndarray]

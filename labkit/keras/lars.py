@@ -12,7 +12,7 @@ from keras import ops
 from labkit.common.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 
 @keras.saving.register_keras_serializable(package="labkit")

@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 import keras
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
-from labkit.exchange.seam import Rows, Variables, optimizers
+from labkit.exchange.hooks import Rows, Variables, optimizers
 
 Pairs: TypeAlias = "list[tuple[tf.Tensor | None, tf.Variable]]"
 
@@ -114,7 +114,7 @@ def _members(
             given = self.exchange.mean(list(grads), counted, names, scale)
         if self.loss_scale_factor is not None:  # by which Keras divides no slices
             given = [each if each is None else tf.convert_to_tensor(each) for each in given]
-        if not self.exchange.skips:
+        if not self.exchange.may_skip:
             # Where ranks may die, a step is taken as a whole, also the count of steps, or not.
             whole = given if self.exchange.communicator.outlives else []
             with tf.control_dependencies([each for each in whole if each is not None]):
@@ -127,7 +127,7 @@ def _members(
             kind.apply(self, given, trainable_variables)
             return tf.constant(True)
 
-        return tf.cond(self.exchange.fine(given), take, lambda: tf.constant(False))
+        return tf.cond(self.exchange.all_finite(given), take, lambda: tf.constant(False))
 
     def clip(self: keras.optimizers.Optimizer, grads: list[tf.Tensor]) -> list[tf.Tensor]:
         """What comes here has been added up, in the branch of every k-th step."""

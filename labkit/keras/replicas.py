@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
-from labkit.keras.by_nature import Division, why_not
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
+from labkit.keras.equivalence_exceptions import Division, why_not
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import WholeBatch, say_on_first

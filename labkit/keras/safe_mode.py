@@ -11,7 +11,7 @@ import keras
 
 import labkit.keras.lars
 import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 
 LETTERS = 200  # of what Keras says

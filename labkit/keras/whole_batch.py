@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, Variables, rows_of
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of
 from labkit.keras.sums import Sums
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.losses import Divisor, build, with_each

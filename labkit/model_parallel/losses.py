@@ -94,7 +94,7 @@ class Losses:
     def masks(self, x: Nest) -> list[tf.Tensor | None]:
         """Those of the outputs of a batch, ahead of these."""
         found = iter([] if self._masking is None else self._masking(leaves(self._graph, x)))
-        return [next(found, None) if is_masked(each) else None for each in self._graph.outputs]
+        return [next(found, None) if is_masked(output) else None for output in self._graph.outputs]
 
     def counts(self, parts: Sequence[Aims], shares: Sequence[float]) -> list[Counts]:
         """What each part counts in each loss, in units of its share (collective).
@@ -105,8 +105,8 @@ class Losses:
         """
         if self._by_rows is None:
             divisors = self._look(parts[0], 1)
-            self._by_rows = all(each.by_rows for each in divisors)
-            self._sums = [each.sums for each in divisors]
+            self._by_rows = all(divisor.by_rows for divisor in divisors)
+            self._sums = [divisor.sums for divisor in divisors]
         if self._alone or self._by_rows:
             return [None] * len(parts)
         own = np.array([[float(each.value) for each in self._look(part)] for part in parts])
@@ -274,7 +274,7 @@ class Divisor(keras.losses.Loss):
 
 def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | None:
     """A function of the inputs that makes the masks of the outputs alone."""
-    found = [mask_of(each) for each in graph.outputs if is_masked(each)]
+    found = [mask_of(output) for output in graph.outputs if is_masked(output)]
     if not found:
         return None
     refuse_lost_masks(graph)

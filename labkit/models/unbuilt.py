@@ -67,5 +67,5 @@ def dense_plane(layers: Sequence[Layer], units: int) -> Layer:
 
 def _named(kind: str, layers: Sequence[Layer]) -> str:
     """The name that Keras gives in the first model of a process: dense, dense_1, …"""
-    before = sum(each.name.startswith(kind) for each in layers)
+    before = sum(layer.name.startswith(kind) for layer in layers)
     return f"{kind}_{before}" if before else kind

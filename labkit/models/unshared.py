@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 Shape: TypeAlias = tuple[int, ...]  # rows first, which are open: None
 

@@ -3,10 +3,10 @@
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
 from labkit.network.fault import Fault
+from labkit.network.fifo_links import Queues
 from labkit.network.flows import FREE, Flows, drained, max_min
 from labkit.network.links import Links, Transfers, Uncontended
 from labkit.network.model import PRESETS, Network, Slowdown, slower_than_fastest
-from labkit.network.queues import Queues
 
 __all__ = [
     "FREE",

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from labkit.network.fifo_links import Queues
 from labkit.network.flows import FREE, Flows
 from labkit.network.links import Links
 from labkit.network.model import Network
-from labkit.network.queues import Queues
 
 
 class Delivered(NamedTuple):

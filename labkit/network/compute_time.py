@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from labkit.common.checked import Checked
-from labkit.network.draws import drawn
+from labkit.common.validated import Checked
+from labkit.network.random_streams import drawn
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

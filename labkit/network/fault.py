@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from labkit.common.checked import Checked
+from labkit.common.validated import Checked
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # What may be said of each kind, and what it is where that is not said.

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.network.draws import uniform
 from labkit.network.flows import drained
 from labkit.network.model import Network
+from labkit.network.random_streams import uniform
 from labkit.network.topology import Seconds, Way, topology
 from labkit.schedules.round import Integers
 

@@ -18,11 +18,11 @@ from pydantic import (
 )
 
 from labkit import schedules
-from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
 from labkit.common.units import seconds_text
-from labkit.network.draws import uniform
+from labkit.common.validated import Checked
+from labkit.network.random_streams import uniform
 from labkit.schedules.round import Schedule
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

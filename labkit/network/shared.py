@@ -7,10 +7,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from labkit.network.fifo_links import Queues
 from labkit.network.flows import Flows
 from labkit.network.links import Links
 from labkit.network.model import Network
-from labkit.network.queues import Queues
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 

@@ -23,24 +23,26 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
+from labkit.programs.codec_channel import CodecChannel
 from labkit.programs.cut_program import passing, whole
-from labkit.programs.diary import Diary, Scenes
+from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import PLACEMENTS, Parts, placed
 from labkit.programs.roles import Roles
-from labkit.programs.talk import Talk
 
 __all__ = [
     "PLACEMENTS",
     "Action",
     "Adopt",
     "AllReduce",
+    "Backend",
     "Begin",
     "Code",
+    "CodecChannel",
     "Compute",
     "Curve",
-    "Diary",
     "Drop",
+    "EventLog",
     "Forget",
     "Gradient",
     "Join",
@@ -52,11 +54,9 @@ __all__ = [
     "Program",
     "Receive",
     "Roles",
-    "Scenes",
     "Send",
     "Snapshot",
     "States",
-    "Talk",
     "Update",
     "Wait",
     "passing",

@@ -1,9 +1,9 @@
 """What a program may ask for: each action is a record, and its answer comes when it is done.
 
 A program is a generator, one for each worker and each server. Two interpreters carry the same
-generators out: MPI ranks on the wall clock (`labkit.programs.ranks`), and one process on the
-virtual clock (`labkit.programs.virtual`). A program never asks for the time; that is what lets
-both do the same.
+generators out: MPI ranks on the wall clock (`labkit.programs.mpi_runtime`), and one process on the
+virtual clock (`labkit.programs.virtual_runtime`). A program never asks for the time; therefore both
+do the same.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ class _Member:
     def _sent(
         self, to: Sequence[int], values: Sequence[Vector], step: int
     ) -> Generator[Action, Any, None]:
-        for member, each in zip(to, values, strict=True):
-            message = Message(self._number, each, step=step)
+        for member, value in zip(to, values, strict=True):
+            message = Message(self._number, value, step=step)
             yield Send(self._members[member], message, self.heard.get(member))
 
 

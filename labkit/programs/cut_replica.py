@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.stages import Blocks, Stage, by_parameters
@@ -160,7 +160,7 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> Cut:
     edges = by_parameters(counts, stages)
     chain = blocks.split(edges)
     weights = model.trainable_variables
-    (all_of_it,) = placed([tuple(each.shape) for each in weights], 1, "round_robin")
+    (all_of_it,) = placed([tuple(weight.shape) for weight in weights], 1, "round_robin")
     pairs = list(zip(weights, all_of_it.pieces, strict=True))
     drawn = once(batches)
     first = [number for _, number in chain.takes[0]]

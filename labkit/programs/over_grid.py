@@ -33,10 +33,10 @@ def tiled(model: keras.Model, batches: Batches, grid: Grid) -> Cut:
         )
     first, *others = [Machine(model, grid, number) for number in range(grid[0] * grid[1])]
     machines, drawn = [*others, first], once(batches)
-    members = [TiledReplica(each, drawn, model) for each in machines]
-    parts = [_part(each, model) for each in machines]
-    work = sum(_work(each, n) for each in machines for n in range(len(each.pieces)))
-    return Cut(members, parts, [_passes(each, work) for each in machines], {})
+    members = [TiledReplica(machine, drawn, model) for machine in machines]
+    parts = [_part(machine, model) for machine in machines]
+    work = sum(_work(machine, n) for machine in machines for n in range(len(machine.pieces)))
+    return Cut(members, parts, [_passes(machine, work) for machine in machines], {})
 
 
 def _part(machine: Machine, model: keras.Model) -> Parts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError, short
 from labkit.common.state import record_named
 from labkit.compression import Compressor, parse

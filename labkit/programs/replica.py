@@ -13,7 +13,7 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.programs.actions import Gradient, Vector
 from labkit.programs.placement import Parts
-from labkit.programs.soft import Soft
+from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
 Batches: TypeAlias = Callable[[int, int], Triple]  # of a worker and the number of its batch

@@ -14,11 +14,11 @@ from typing import NamedTuple, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from labkit.common.checked import Checked
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.safe_files import open_file
 from labkit.common.state import decoding
+from labkit.common.validated import Checked
 from labkit.records import store
 from labkit.records.store import Record
 
@@ -130,7 +130,7 @@ class Resume(NamedTuple):
         return int(self.manifest["taken"])
 
 
-class Keeping(NamedTuple):
+class CheckpointContext(NamedTuple):
     """What ranks are told: where and how often they keep their state, and what they begin with.
 
     Attributes:

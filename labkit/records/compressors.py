@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.compression import COMPRESSORS
 from labkit.records.run import Run, flatten
 

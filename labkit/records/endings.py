@@ -87,7 +87,7 @@ def described(who: str, code: int, said: str = "") -> End:
     rank = int(who.removeprefix("rank ")) if who.startswith("rank ") else None
     if code >= 0:
         return End(f"{who} ended with code {code}{out_of_memory(said)}", rank)
-    names = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+    names = {Signal.value: Signal.name for Signal in signal.Signals}  # real-time signals have none
     name = names.get(-code, f"signal {-code}")
     if name == "SIGSTOP":
         return End(f"{who} is stopped (SIGSTOP) and does not go on", rank, name)

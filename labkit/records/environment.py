@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.machine import machine
 
 

@@ -77,7 +77,7 @@ def read(folder: Path) -> list[Entry]:
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         whole = read_file(path).rpartition(b"\n")[0]
-        found += [Entry(*json.loads(each)) for each in whole.splitlines()]
+        found += [Entry(*json.loads(splitline)) for splitline in whole.splitlines()]
     return found
 
 

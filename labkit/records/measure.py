@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.pace import applied, in_order, own_pace
@@ -72,9 +72,9 @@ def summarise(
             "memory_bytes": memory_bytes(ranks.values()),
             "memory": [{"rank": k} | asdict(each.memory) for k, each in ranks.items()],
             "clocks": [
-                {"rank": k, "offset_s": each.seconds, "within_s": each.within}
+                {"rank": k, "offset_s": offset.seconds, "within_s": offset.within}
                 for k, rank in ranks.items()
-                for each in rank.offsets[-1:]
+                for offset in rank.offsets[-1:]
             ],
             "partition": whole.partition,
             **({"checkpoints": whole.checkpoints} if whole.checkpoints else {}),

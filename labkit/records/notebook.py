@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError, short
-from labkit.common.plain_json import NotPlain, read_plain_json
 from labkit.common.safe_files import UnsafeFile, read_file
+from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
 LONGEST_NOTEBOOK = 2**27  # bytes; one full of figures has some ten millions

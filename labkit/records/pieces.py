@@ -13,7 +13,7 @@ from zipfile import ZIP_STORED
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.state import decoding
 from labkit.records import store

@@ -124,13 +124,13 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     Source: Abadi et al. 2016, *TensorFlow: Large-scale machine learning on heterogeneous
     distributed systems*, section 3.1 (arXiv:1603.04467): a count a node, and a ready queue.
     """
-    operations = {each.name: each for each in graph.operations}
+    operations = {operation.name: operation for operation in graph.operations}
     before: dict[str, list[str]] = {name: [] for name in operations}
     for flow in graph.flows:
         before[flow.target].append(flow.source)
     served: dict[str, Served] = {}
     # Before that the step was in Python's hands, and no executor had a queue.
-    starts = [each.start for each in graph.operations if not math.isnan(each.start)]
+    starts = [operation.start for operation in graph.operations if not math.isnan(operation.start)]
     if not starts:
         raise LabkitError("no operation of this step has times: trace it with step_graph")
     begin = min(starts)
@@ -152,8 +152,8 @@ def _in_order(before: Mapping[str, list[str]]) -> Iterator[str]:
     counts = {name: len(needs) for name, needs in before.items()}
     after: dict[str, list[str]] = {name: [] for name in before}
     for name, needs in before.items():
-        for each in needs:
-            after[each].append(name)
+        for need in needs:
+            after[need].append(name)
     ready = [name for name, count in counts.items() if count == 0]
     while ready:
         name = ready.pop()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.common.places import state_folder
+from labkit.common.paths import state_folder
 from labkit.records import store
 from labkit.records.store import Record
 

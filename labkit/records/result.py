@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 
 if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
@@ -100,7 +100,7 @@ class RankResult:
         offsets: of its clock against rank 0's, before the training and after it.
         microscope: what compression did to its gradients.
         bad_numbers: gradients and losses that were not finite.
-        interleaving: what servers did with each gradient, see `labkit.programs.diary.Diary`.
+        interleaving: what servers did with each gradient, see `labkit.programs.event_log.EventLog`.
         layers: how each layer of a model in slices was cut, and what it has sent of it.
         whole: what rank 0 says for all.
     """
@@ -123,11 +123,11 @@ def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence
 
     Clocks whose difference is within what can be measured are one, as on one host.
     """
-    if all(abs(each.seconds) <= each.within for each in offsets):
+    if all(abs(offset.seconds) <= offset.within for offset in offsets):
         return events
     import numpy as np
 
-    moments, seconds = [each.moment for each in offsets], [each.seconds for each in offsets]
+    moments, seconds = [offset.moment for offset in offsets], [offset.seconds for offset in offsets]
 
     def told(time: float) -> float:
         return time - float(np.interp(time, moments, seconds))
@@ -144,5 +144,5 @@ def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
     cast where they are used, so that policies differ in activations.
     """
     # The rank that needs most decides whether a job fits a machine.
-    found = [each.memory.trained() | {"peak": each.peak} for each in results]
+    found = [result.memory.trained() | {"peak": result.peak} for result in results]
     return {kind: max(own[kind] for own in found) for kind in found[0]}

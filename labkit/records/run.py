@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.common.safe_files import open_file
@@ -226,7 +226,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     roots = [root] if isinstance(root, str | Path) else list(root)
     places = [place for each in roots for place in _places(Path(each))]
     # Once each, though folders may lie in each other; by path, where runs started at one moment.
-    found = {each.path: each for place in places for each in find_runs(place)}
+    found = {run.path: run for place in places for run in find_runs(place)}
     order = sorted(found.values(), key=lambda each: (each.status.get("started") or "", each.path))
     return [known(each) for each in order]
 

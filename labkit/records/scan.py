@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
-from labkit.common.plain_json import is_text
+from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # begins and ends such a file

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TypeAlias, TypeGuard
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 
 Field: TypeAlias = Callable[[JSON], bool]
 

@@ -134,8 +134,8 @@ def _timed(run: Run) -> dict[str, float]:
     if not steps:
         return dict.fromkeys(names, MISSING)
     # As for step times: median, and the steps between which four of five lie.
-    shares = np.percentile([each.bubble_share for each in steps], (50, 10, 90))
-    lasts = float(np.median([each.seconds for each in steps]))
+    shares = np.percentile([step.bubble_share for step in steps], (50, 10, 90))
+    lasts = float(np.median([step.seconds for step in steps]))
     return dict(zip(names, (*map(float, shares), 1e3 * lasts), strict=True))
 
 

@@ -84,7 +84,7 @@ class StepGraph:
     @property
     def devices(self) -> list[str]:
         """On which something ran."""
-        return sorted({each.device for each in self.operations})
+        return sorted({operation.device for operation in self.operations})
 
     @property
     def copies(self) -> list[Flow]:
@@ -92,7 +92,7 @@ class StepGraph:
 
         Also signals: where an operation only waits for one elsewhere, an empty constant is sent.
         """
-        on = {each.name: each.device for each in self.operations}
+        on = {operation.name: operation.device for operation in self.operations}
         found: dict[tuple[str, int, str], Flow] = {}
         for flow in self.flows:
             if on[flow.source] != on[flow.target] and not flow.control:

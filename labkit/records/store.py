@@ -18,10 +18,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError, short
-from labkit.common.places import runtime_folder
-from labkit.common.plain_json import NotPlain, read_plain_json
+from labkit.common.paths import runtime_folder
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import (
     UnsafeFile,
@@ -30,6 +29,7 @@ from labkit.common.safe_files import (
     read_file,
     replace_file,
 )
+from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.parquet import read_parquet, wrong_column
 from labkit.records.shape import wrong_field
 
@@ -210,7 +210,7 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {each.parent for each in folder.glob("*/params.yaml")}
-    named = [(re.fullmatch(r"(\d+)(.*)", each.name), each) for each in jobs]
+    named = [(re.fullmatch(r"(\d+)(.*)", job.name), job) for job in jobs]
     found = [(int(match[1]), each) for match, each in named if match and match[2] == words]
     _, newest = max(found, default=(0, None))
     if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
@@ -21,7 +21,7 @@ from labkit.figures.runs.heat import heat_sheet
 from labkit.figures.runs.parallel import parallel_sheet
 from labkit.figures.runs.pareto import pareto_sheet
 from labkit.records import store
-from labkit.records.questions.searched import folders, searched
+from labkit.records.analysis.search_results import folders, searched
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.verdict import seeds_of
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import MANY

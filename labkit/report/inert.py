@@ -8,11 +8,11 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
-from labkit.common.plain_json import LONGEST_TEXT, read_plain_json
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
+from labkit.common.safe_json import LONGEST_TEXT, read_plain_json
 from labkit.records.notebook import LONGEST_NOTEBOOK, notebook_bytes
 from labkit.report.attachments import attached
 from labkit.report.embed import figure_html

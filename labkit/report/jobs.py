@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records import store
@@ -80,8 +80,8 @@ def _is_own(value: JSON) -> bool:
 
 
 def command(job: Path) -> str:
-    from labkit.common.plain_json import NotPlain
-    from labkit.records.plain_yaml import read_plain_file
+    from labkit.common.safe_json import NotPlain
+    from labkit.records.safe_yaml import read_plain_file
 
     try:
         parameters = read_plain_file(job / "params.yaml") or {}

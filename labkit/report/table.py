@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from labkit.common.content import JSON, is_number
+from labkit.common.canonical_json import JSON, is_number
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import Entry
-from labkit.records.questions.columns import (
+from labkit.records.analysis.columns import (
     Value,
     begun,
     clear,
@@ -104,7 +104,7 @@ class Table:
         given = [
             (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
         ]
-        return given + [(each.head, each.one) for each in self.columns if each.is_same]
+        return given + [(column.head, column.one) for column in self.columns if column.is_same]
 
     @property
     def same_in(self) -> str:
@@ -168,7 +168,11 @@ def table_of(shown: Sequence[Entry]) -> Table:
     values = [
         {names[name]: _plain(value) for name, value in row.items() if name in names}
         | _fixed(entry)
-        | {each.name: each.cells[place].asked for each in results if each.name in found[place]}
+        | {
+            result.name: result.cells[place].asked
+            for result in results
+            if result.name in found[place]
+        }
         for place, (entry, row) in enumerate(zip(shown, given, strict=True))
     ]
     columns += results[:_MOST]

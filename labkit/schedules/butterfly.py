@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.fold import folded, folded_cost, folded_counts
 from labkit.schedules.formulas import Cost, Counts, ceil_lg, floor_lg
+from labkit.schedules.power_of_two import folded, folded_cost, folded_counts
 from labkit.schedules.round import Round
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from labkit.schedules.check import execute
 from labkit.schedules.collective import count_switches
+from labkit.schedules.interpreter import execute
 from labkit.schedules.round import Integers, Round, Schedule, count_chunks
 
 

@@ -60,6 +60,6 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
     steps = [Round(level, above[level], reduce=True) for level in levels]
     steps += [Round(above[level], level, reduce=False) for level in reversed(levels)]
     yield from beside(
-        [*[None] * chunk, *(each.on(nodes, first=chunk) for each in steps)]
+        [*[None] * chunk, *(step.on(nodes, first=chunk) for step in steps)]
         for chunk in range(chunks)
     )

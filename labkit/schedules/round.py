@@ -106,7 +106,7 @@ class Round:
         columns = (source, destination, chunk, self.span * parts, self.reduce)
         if names.ndim == 1 and chunk.ndim == 1:
             return Round(*columns[:4], reduce=self.reduce)
-        flat = [np.broadcast_to(each, source.shape).ravel() for each in columns]
+        flat = [np.broadcast_to(column, source.shape).ravel() for column in columns]
         return Round(*flat[:4], reduce=flat[4])
 
 

@@ -61,12 +61,14 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
     Raises: InvalidInput, for less than two measurements, times not above 0 or a single rank.
     """
-    if len(measurements) < 2 or any(each.seconds <= 0 or each.size < 2 for each in measurements):
+    if len(measurements) < 2 or any(
+        measurement.seconds <= 0 or measurement.size < 2 for measurement in measurements
+    ):
         raise InvalidInput(
             f"{len(measurements)} measurements: a fit needs two at least, with times above 0, of "
             f"two ranks or more"
         )
-    ways = [_ways(each) for each in measurements]  # each of shape (ways, 3)
+    ways = [_ways(measurement) for measurement in measurements]  # each of shape (ways, 3)
     chosen = [0] * len(ways)
     found = _not_negative(_rows(ways, chosen))
     # Of several ways the slowest counts; which that is depends on what is found: a few turns.
@@ -99,7 +101,9 @@ def _not_negative(rows: Seconds) -> Seconds:
     has γ without β: what is added up has been sent.
     """
     best, residual = np.zeros(3), np.inf
-    subsets = [list(each) for count in (1, 2, 3) for each in combinations(range(3), count)]
+    subsets = [
+        list(combination) for count in (1, 2, 3) for combination in combinations(range(3), count)
+    ]
     for subset in (each for each in subsets if 2 not in each or 1 in each):
         scale = np.linalg.norm(rows[:, subset], axis=0)
         columns = rows[:, subset] / np.where(scale > 0, scale, 1)

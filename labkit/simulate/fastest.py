@@ -50,7 +50,7 @@ def costs(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
             f"networks: give two ranks or more, 0 < least bytes < greatest, and one name at least"
         )
-    return [_costs(algorithms, size, _named(each), nbytes, gamma) for each in networks]
+    return [_costs(algorithms, size, _named(network), nbytes, gamma) for network in networks]
 
 
 def _named(network: str | Network) -> Network:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, carrier
 from labkit.network.topology import Seconds
-from labkit.schedules.check import ScheduleError
+from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline.table import Row, Table
 
 

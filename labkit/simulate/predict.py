@@ -48,7 +48,7 @@ def predict(
     Raises: InvalidInput, for an algorithm or a network that does not exist.
     """
     world = Network.named(network) if isinstance(network, str) else network
-    return [_row(each, world, gamma) for each in measurements]
+    return [_row(measurement, world, gamma) for measurement in measurements]
 
 
 def measurements(rows: Rows) -> list[Measurement]:

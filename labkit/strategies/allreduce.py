@@ -14,12 +14,12 @@ from labkit.exchange import BUCKET_BYTES, SCHEDULES
 from labkit.programs import AllReduce as Meet
 from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
 from labkit.schedules import ALLREDUCE
-from labkit.strategies.refusals import one_of, refuse_around, refuse_given, refuse_in_parts
-from labkit.strategies.strategy import Kept, Question, Session, Strategy
+from labkit.strategies.strategy import ExperimentSpec, Session, Strategy, TrainingState
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import one_of, refuse_around, refuse_given, refuse_in_parts
 
 if TYPE_CHECKING:
-    from labkit.forecast import Asked, Taken
+    from labkit.forecast import Query, StepForecast
 
 
 class AllReduce(Strategy):
@@ -48,7 +48,7 @@ class AllReduce(Strategy):
 
     scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)
     normalizes_globally: ClassVar[bool] = True
-    goes_on: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
     paper: ClassVar[str] = "Vishnu 2016, arXiv 1603.02339"
 
     algorithm: str = Field("auto", kw_only=False)
@@ -77,7 +77,7 @@ class AllReduce(Strategy):
         return not SCHEDULES[self.schedule].into_next
 
     @property
-    def looks_every(self) -> int:
+    def stats_interval(self) -> int:
         """The steps from one look of the microscope to the next."""
         return self.microscope
 
@@ -95,7 +95,7 @@ class AllReduce(Strategy):
     def _schedule(cls, value: str) -> str:
         return one_of("schedule", value, tuple(SCHEDULES))
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """An emulated network needs messages that labkit sends; a compressor may refuse too."""
         refuse_unmetered(self.algorithm, experiment.network)
         if experiment.clock == "virtual":
@@ -121,7 +121,7 @@ class AllReduce(Strategy):
                 "give compressor=…, or microscope=0"
             )
 
-    def _check_virtual(self, experiment: Question) -> None:
+    def _check_virtual(self, experiment: ExperimentSpec) -> None:
         refuse_in_parts(experiment)
         if self.schedule != "sequential":
             raise InvalidInput(
@@ -145,7 +145,7 @@ class AllReduce(Strategy):
         return "two_sided"
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """There is no server."""
         return False
 
@@ -178,9 +178,9 @@ class AllReduce(Strategy):
         """An algorithm with a schedule that the simulator can carry out."""
         return self.algorithm if self.algorithm in ALLREDUCE else "ring"
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """Its buckets on a line, beside or behind the backward pass of the slowest rank."""
-        from labkit.forecast.exchanged import Exchanged
+        from labkit.forecast.gradient_exchange import Exchanged
 
         plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor
         if asked.virtual and self.algorithm == "auto":
@@ -213,7 +213,9 @@ class AllReduce(Strategy):
         session.compile(optimizer)
         variables = session.model.variables
         optimizers = [(optimizer, session.model.trainable_variables)]
-        session.keeps(Kept(variables, optimizers, remembers={"exchange": optimizer.exchange}))
+        session.keeps(
+            TrainingState(variables, optimizers, remembers={"exchange": optimizer.exchange})
+        )
         # With gradients that wait for others, a part of a step is taken before the ranks meet.
         added_up = optimizer.gradient_accumulation_steps is not None
         session.fit([Synchronize(session.communicator)], None if added_up else optimizer.exchange)
@@ -242,7 +244,7 @@ class AllReduce(Strategy):
         training = PriorityTraining(session.model, session.optimizer, exchange)
         own = zip(training.optimizers, training.variables, strict=True)
         session.keeps(
-            Kept(
+            TrainingState(
                 session.model.variables,
                 [(optimizer, ()), *own],
                 remembers={"exchange": exchange},

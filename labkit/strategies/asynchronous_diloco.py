@@ -21,7 +21,7 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Replicas
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
 
@@ -69,7 +69,7 @@ class AsynchronousDiLoCo(Replicas):
         """The server holds what workers begin with."""
         return True
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """H."""
         return self.period
 

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from labkit.common.errors import InvalidInput
 from labkit.common.state import record
 from labkit.compression import Nested
-from labkit.forecast import Asked, Taken, of_program
+from labkit.forecast import Query, StepForecast, of_program
 from labkit.network import slower_than_fastest
 from labkit.programs import (
     Adopt,
@@ -34,7 +34,7 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Action, Vector
 from labkit.strategies.replicas import Meeting
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
 _LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
@@ -121,7 +121,7 @@ class ParameterAveraging(Meeting):
         alike = self.fragments == 1 and self.local_steps == "equal"
         return self.period == 1 and not self.delay and alike
 
-    def exact_of(self, experiment: Question) -> bool:
+    def exact_of(self, experiment: ExperimentSpec) -> bool:
         """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
         options = experiment.optimizer_options
         linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
@@ -129,7 +129,7 @@ class ParameterAveraging(Meeting):
         whole = self.outer is None and self.compressor is None
         return self._together and linear and shared and whole
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         if self.local_steps == "by_speed":
@@ -159,7 +159,7 @@ class ParameterAveraging(Meeting):
                 "are stretches of all weights; use fragments=1, or another compressor"
             )
 
-    def _check_speeds(self, experiment: Question) -> None:
+    def _check_speeds(self, experiment: ExperimentSpec) -> None:
         """Refuse steps by speed where all are equally fast, or where somebody would have none."""
         slower = slower_than_fastest(experiment.slowed, experiment.workers)
         if max(slower) == 1.0:
@@ -175,13 +175,13 @@ class ParameterAveraging(Meeting):
                 f"{math.ceil(max(slower))} or more"
             )
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """A period, which is never longer."""
         if self.period == "epoch":
             return experiment.epoch_steps or 1
         return self.period
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By playing its programs, behind what warms up."""
         steady = self.model_copy(update={"warmup": 0})
         return of_program(asked, steady, self.cycle(asked.experiment), steady.crowd(asked.workers))

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.crowd import PLAYED, Crowd
+from labkit.forecast.worker_sampling import PLAYED, Crowd
 from labkit.programs import (
     Compute,
     Mark,
@@ -25,7 +25,7 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Action, Vector
 from labkit.strategies.replicas import Replicas
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 
 
 class Codistillation(Replicas):
@@ -64,7 +64,7 @@ class Codistillation(Replicas):
     weight: NonNegativeFloat = 1.0
     exchange: Literal["predictions", "weights"] = "predictions"
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         if experiment.rows is None:
@@ -77,7 +77,7 @@ class Codistillation(Replicas):
         """All have weights of their own, of which the first one's count."""
         return [0]
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """What is said in one period is used in the next."""
         return 2 * self.period
 

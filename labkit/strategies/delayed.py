@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from labkit.forecast import Asked, Taken, of_stages
+from labkit.forecast import Query, StepForecast, of_stages
 from labkit.schedules.pipeline import Table
 from labkit.schedules.pipeline.delayed import delayed
-from labkit.strategies.lane import recorder
+from labkit.strategies.pipeline_rank import recorder
 from labkit.strategies.staged import Staged
-from labkit.strategies.strategy import Batch, Question, Session
+from labkit.strategies.strategy import Batch, ExperimentSpec, Session
 
 
 class DelayedGradients(Staged):
@@ -48,11 +48,11 @@ class DelayedGradients(Staged):
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
-    goes_on: ClassVar[bool] = False  # from each step to the next there are gradients under way
+    resumable: ClassVar[bool] = False  # from each step to the next there are gradients under way
 
     modules: PositiveInt | None = Field(None, kw_only=False)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         self.check_stages(experiment)
 
@@ -60,7 +60,7 @@ class DelayedGradients(Staged):
         """The schedule of one replica through so many iterations."""
         return delayed(ranks, iterations)
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By its table, when all modules are under way."""
         return of_stages(asked, self, goes_on=True)
 

@@ -23,10 +23,10 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, fetched
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class Downpour(Servers):
@@ -72,7 +72,7 @@ class Downpour(Servers):
         seldom = max(self.fetch_every, self.push_every) > 1
         return cell._replace(synchronization="asynchronous periodic") if seldom else cell
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
         if max(self.fetch_every, self.push_every) > 10_000:

@@ -27,11 +27,11 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Vector
 from labkit.strategies.replicas import Meeting
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 
 class ElasticAveraging(Meeting):
@@ -88,7 +88,7 @@ class ElasticAveraging(Meeting):
         often = "synchronous" if self.period == 1 else "periodic"
         return cell._replace(architecture="collective", synchronization=often)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         workers = experiment.workers
@@ -112,7 +112,7 @@ class ElasticAveraging(Meeting):
                 "use optimizer='sgd' without momentum, or momentum=0"
             )
 
-    def optimizer_options_of(self, experiment: Question) -> Mapping[str, JSON]:
+    def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
         """Those of the experiment, with Nesterov's momentum."""
         options = super().optimizer_options_of(experiment)
         nesterov = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
@@ -127,7 +127,7 @@ class ElasticAveraging(Meeting):
         """The centre: that of the server, or worker 0's."""
         return [workers if self.central else 0]
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """From one pull to the next."""
         return self.period
 

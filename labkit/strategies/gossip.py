@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.crowd import PLAYED, Crowd
 from labkit.forecast.programs import STEPS, WARM
+from labkit.forecast.worker_sampling import PLAYED, Crowd
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -29,7 +29,7 @@ from labkit.programs import (
 )
 from labkit.strategies.asynchronous_gossip import holders, places, program
 from labkit.strategies.replicas import Replicas
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -97,7 +97,7 @@ class Gossip(Replicas):
         waits = "asynchronous" if self.asynchronous else "synchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         if not isinstance(self.topology, str) and len(self.topology) != experiment.workers:
@@ -115,7 +115,7 @@ class Gossip(Replicas):
             )
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """Whether somebody answers while the worker beside computes."""
         return self.asynchronous
 
@@ -169,12 +169,12 @@ class Gossip(Replicas):
             return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
         return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """Until graphs begin anew."""
         turns = self.topology == "exponential" and experiment.workers > 1
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
-    def recurs(self, experiment: Question) -> bool:
+    def recurs(self, experiment: ExperimentSpec) -> bool:
         """Unless pairs are drawn anew, or an epoch ends in some of the steps that are played."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from labkit.model_parallel.memory import by_kind, together
-from labkit.strategies.lane import taken_by_all
-from labkit.strategies.refusals import (
+from labkit.strategies.pipeline_rank import taken_by_all
+from labkit.strategies.strategy import (
+    Batch,
+    ExperimentSpec,
+    Predicted,
+    Predictor,
+    Serving,
+    Session,
+    Step,
+    Strategy,
+    TrainingState,
+)
+from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
     norms,
     refuse_given,
     refuse_in_parts,
     refuse_norms,
     refuse_shares,
 )
-from labkit.strategies.strategy import (
-    Batch,
-    Kept,
-    Predicted,
-    Predictor,
-    Question,
-    Serving,
-    Session,
-    Step,
-    Strategy,
-)
-from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     import keras
@@ -47,7 +47,7 @@ Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 class IntraLayer(Strategy):
     """Some of each layer on each rank; replicas of all of it share a batch."""
 
-    goes_on: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
     called: ClassVar[str]  # what a rank has, in messages: "slice"
     whole: ClassVar[str]  # of what: "model"
 
@@ -56,7 +56,7 @@ class IntraLayer(Strategy):
         """Sums are only taken in another order."""
         return True
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what no model can do of which each rank has some of each layer."""
         refuse_in_parts(experiment)
         replicas = experiment.workers // self.ranks(experiment.workers)
@@ -177,7 +177,7 @@ class IntraLayer(Strategy):
 
         optimizers, remembers = [(optimizer, variables)], {"exchange": exchange}
         held, pairs = share.model.variables, list(share.pairs())
-        session.keeps(Kept(held, optimizers, pairs, remembers, release=share.release))
+        session.keeps(TrainingState(held, optimizers, pairs, remembers, release=share.release))
         return share, step
 
 

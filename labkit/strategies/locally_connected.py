@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
-from labkit.forecast import Asked, Taken, of_grid
+from labkit.forecast import Query, StepForecast, of_grid
 from labkit.schedules.grid import Grid, check_fit, squarest
 from labkit.strategies.intra_layer import IntraLayer, Objective
-from labkit.strategies.refusals import Given, rows_and_columns
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
+from labkit.strategies.validation import Given, rows_and_columns
 
 if TYPE_CHECKING:
     import keras
@@ -63,12 +63,12 @@ class LocallyConnected(IntraLayer):
     def _grid(cls, value: Given) -> Given:
         return rows_and_columns(value)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         check_fit(self.of(experiment.workers), experiment.workers, experiment.planes or ())
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By what crosses between tiles."""
         return of_grid(asked, self.of(asked.workers))
 

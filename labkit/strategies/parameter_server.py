@@ -20,10 +20,10 @@ from labkit.programs import (
     Snapshot,
     Update,
 )
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class ParameterServer(Servers):
@@ -55,7 +55,7 @@ class ParameterServer(Servers):
             experiment's.
         backups: gradients of a clock that are not waited for.
         compressor: how workers and servers say less, in both directions: gradients through it,
-            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            weights as differences from what the worker has by now, see `programs.CodecChannel`;
             one of `labkit.compression.COMPRESSORS`, its name, or None.
         stages: each worker is a replica of so many places with some of the layers each, between
             which one tensor passes; cut so that the largest has as few parameters as can be. Each
@@ -89,15 +89,15 @@ class ParameterServer(Servers):
         return self.synchronous and self.backups == 0 and self.compressor is None
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """An asynchronous server answers at once; one that waits, waits for that worker, too."""
         return not self.synchronous
 
-    def spare(self, workers: int) -> int:
+    def tolerated_failures(self, workers: int) -> int:
         """Those whom nothing waits for."""
-        return self.backups if self.synchronous else super().spare(workers)
+        return self.backups if self.synchronous else super().tolerated_failures(workers)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
         if self.backups and not self.synchronous:

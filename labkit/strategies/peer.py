@@ -10,14 +10,14 @@ from pydantic import Field
 
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.environments import Found, find
-from labkit.strategies.elsewhere import (
+from labkit.strategies.external_process import (
     TRUSTED,
     enclosed,
     refuse_elsewhere,
     refuse_hosts,
     train_elsewhere,
 )
-from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 
 OPTIONS = ("momentum", "nesterov")
@@ -61,7 +61,9 @@ class Peer(Strategy):
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
-    unforeseen: ClassVar[str] = "leaves its steps to another framework, which shows no part of them"
+    no_forecast_reason: ClassVar[str] = (
+        "leaves its steps to another framework, which shows no part of them"
+    )
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
     trusted_network: bool = TRUSTED
@@ -77,7 +79,7 @@ class Peer(Strategy):
         return True
 
     @property
-    def made_with(self) -> str:
+    def environment_key(self) -> str:
         """The versions that would train, and where."""
         found = find(self.framework)
         return found if isinstance(found, str) else f"{found.version} {found.python}"
@@ -86,7 +88,7 @@ class Peer(Strategy):
         """Rows of a worker."""
         return -(-batch_size // workers)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what is not there, or not the same mathematics, before any rank starts."""
         self._found()
         refuse_elsewhere("Peer", experiment)

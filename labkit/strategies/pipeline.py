@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import Asked, Taken, of_stages
+from labkit.forecast import Query, StepForecast, of_stages
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, gpipe
 from labkit.schedules.pipeline.wavefront import stretches
-from labkit.strategies.lane import Cut, recorder, split, through
-from labkit.strategies.refusals import one_of
+from labkit.strategies.pipeline_rank import Cut, recorder, split, through
 from labkit.strategies.staged import Staged
+from labkit.strategies.validation import one_of
 
 if TYPE_CHECKING:
     import keras
 
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Blocks, Parts, Stage
-from labkit.strategies.strategy import Batch, Predictor, Question, Session
+from labkit.strategies.strategy import Batch, ExperimentSpec, Predictor, Session
 from labkit.strategies.taxonomy import Cell
 
 
@@ -99,7 +99,7 @@ class Pipeline(Staged):
     def _schedule(cls, value: str) -> str:
         return one_of("schedule", value, PIPELINE)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         self.check_stages(experiment)
         batch = min(experiment.batch_size, experiment.rows or experiment.batch_size)
@@ -199,7 +199,7 @@ class Pipeline(Staged):
             )
         return super().stage(model, loss, read, recompute)
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By its table."""
         return of_stages(asked, self, self.recompute)
 

@@ -9,12 +9,12 @@ from pydantic import field_validator, model_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
-from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import MEET, PLAYED, Crowd
+from labkit.forecast import Query, StepForecast, of_program
+from labkit.forecast.worker_sampling import MEET, PLAYED, Crowd
 from labkit.programs import Parts, Program, Roles
 from labkit.schedules import ALLREDUCE
-from labkit.strategies.refusals import one_of, refuse_in_parts
-from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
+from labkit.strategies.validation import one_of, refuse_in_parts
 
 
 class Replicas(Strategy):
@@ -49,7 +49,7 @@ class Replicas(Strategy):
         """Whether one more, on a rank of its own, holds the weights that count."""
         return False
 
-    def beside(self, workers: int) -> int:
+    def extra_ranks(self, workers: int) -> int:
         """Its rank."""
         return int(self.central)
 
@@ -63,7 +63,7 @@ class Replicas(Strategy):
         return "two_sided"
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """There is no server."""
         return False
 
@@ -71,7 +71,7 @@ class Replicas(Strategy):
         """Rows of a worker's part of the batch."""
         return -(-batch_size // workers)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what models that are trained apart cannot do, before any rank starts."""
         refuse_in_parts(experiment)
         if experiment.feed == "scatter":
@@ -81,11 +81,11 @@ class Replicas(Strategy):
         """Play the programs of all workers."""
         session.play(self)
 
-    def cycle(self, experiment: Question) -> int:
+    def cycle(self, experiment: ExperimentSpec) -> int:
         """Steps after which what workers exchange begins anew."""
         return 1
 
-    def recurs(self, experiment: Question) -> bool:
+    def recurs(self, experiment: ExperimentSpec) -> bool:
         """Where replicas wait for each other."""
         return self.cell(experiment.workers).synchronization in ("synchronous", "periodic")
 
@@ -94,7 +94,7 @@ class Replicas(Strategy):
         many = self.central and workers > PLAYED
         return Crowd(self, PLAYED, workers / PLAYED) if many else None
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By playing its programs."""
         return of_program(asked, self, self.cycle(asked.experiment), self.crowd(asked.workers))
 
@@ -104,7 +104,7 @@ class Replicas(Strategy):
 
     def hosts(self, workers: int) -> list[int]:
         """Each has a place of its own."""
-        return list(range(workers + self.beside(workers)))
+        return list(range(workers + self.extra_ranks(workers)))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """What a worker does, from its begin or from a mark that it has set."""

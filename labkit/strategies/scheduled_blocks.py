@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import shapes_of
+from labkit.forecast import Query, StepForecast, of_program
 from labkit.forecast.programs import STEPS
+from labkit.forecast.worker_sampling import shapes_of
 from labkit.programs import (
     Adopt,
     AllReduce,
@@ -28,7 +28,7 @@ from labkit.programs import (
 from labkit.programs.actions import Action, Vector
 from labkit.schedules.blocks import BlockRounds, couplings
 from labkit.strategies.replicas import Meeting
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
 _MOST = 50_000_000  # numbers, in 400 MB
@@ -77,7 +77,7 @@ class ScheduledBlocks(Meeting):
     l1: NonNegativeFloat = 0.0
     floor: NonNegativeFloat = 0.01
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         options = experiment.optimizer_options
@@ -96,11 +96,11 @@ class ScheduledBlocks(Meeting):
         """All hold the same weights; those of the first one count."""
         return [0]
 
-    def recurs(self, experiment: Question) -> bool:
+    def recurs(self, experiment: ExperimentSpec) -> bool:
         """Where one block comes after the other; else they are drawn."""
         return self.select == "round_robin" and self.parallel == 1
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By playing its rounds; which blocks depend on each other only their curvature tells."""
         layers = sum(bool(layer.weights) for layer in asked.model.layers)
         size = sum(map(prod, shapes_of(asked)))

@@ -13,10 +13,11 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
-from labkit.forecast import Asked, Taken, of_program
-from labkit.forecast.crowd import PLAYED, Crowd, shapes_of
+from labkit.forecast import Query, StepForecast, of_program
+from labkit.forecast.worker_sampling import PLAYED, Crowd, shapes_of
 from labkit.programs import (
     Code,
+    CodecChannel,
     Compute,
     Drop,
     Mark,
@@ -27,7 +28,6 @@ from labkit.programs import (
     Roles,
     Send,
     Snapshot,
-    Talk,
     Update,
     passing,
     placed,
@@ -35,7 +35,9 @@ from labkit.programs import (
 )
 from labkit.programs.actions import Action, Gradient, Vector
 from labkit.schedules.grid import Grid, check_fit
-from labkit.strategies.refusals import (
+from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
+from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
     OPTIMIZERS,
     Given,
     one_of,
@@ -43,8 +45,6 @@ from labkit.strategies.refusals import (
     refuse_norms,
     rows_and_columns,
 )
-from labkit.strategies.strategy import Question, Session, Strategy
-from labkit.strategies.taxonomy import Cell
 
 
 class Servers(Strategy):
@@ -66,7 +66,7 @@ class Servers(Strategy):
         optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
             experiment's.
         compressor: how workers and servers say less, in both directions: gradients through it,
-            weights as differences from what the worker has by now, see `labkit.programs.Talk`;
+            weights as differences from what the worker has by now, see `programs.CodecChannel`;
             one of `labkit.compression.COMPRESSORS`, its name, or None.
         stages: each worker is a replica of so many places with some of the layers each, between
             which one tensor passes; cut so that the largest has as few parameters as can be. Each
@@ -90,9 +90,9 @@ class Servers(Strategy):
     grid: tuple[PositiveInt, PositiveInt] | None = None
 
     @classmethod
-    def unfit(cls, compressor: Compressor) -> str:
+    def incompatibility(cls, compressor: Compressor) -> str:
         """What servers and workers cannot say to each other."""
-        return compressor.unsaid()
+        return compressor.unsupported_reason()
 
     @classmethod
     def combines(cls, cell: Cell) -> bool:
@@ -109,12 +109,12 @@ class Servers(Strategy):
         """It is a program."""
         return True
 
-    def optimizer_of(self, experiment: Question) -> str:
+    def optimizer_of(self, experiment: ExperimentSpec) -> str:
         """That of the servers."""
         return self.optimizer or experiment.optimizer
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """Whether a server answers others while the worker beside it computes."""
         return True
 
@@ -127,13 +127,13 @@ class Servers(Strategy):
         """Servers hold parts of the same weights."""
         return ()
 
-    def beside(self, workers: int) -> int:
+    def extra_ranks(self, workers: int) -> int:
         """Ranks of servers that compute no gradients, and of the other members of workers."""
         return (0 if self.colocated else self.servers) + workers * self._others
 
     def places(self, worker: int, workers: int) -> list[int]:
         """Those of its stages, or of the machines of its grid; the last one has the loss."""
-        first = workers + self.beside(0) + worker * self._others
+        first = workers + self.extra_ranks(0) + worker * self._others
         return [*range(first, first + self._others), worker]
 
     @property
@@ -144,11 +144,11 @@ class Servers(Strategy):
         """Rows of a worker's part of the batch."""
         return -(-batch_size // workers)
 
-    def spare(self, workers: int) -> int:
+    def tolerated_failures(self, workers: int) -> int:
         """All but one, where nobody waits for another."""
         return workers - 1
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         workers, options = experiment.workers, experiment.optimizer_options
         refuse_in_parts(experiment)
@@ -183,13 +183,13 @@ class Servers(Strategy):
             )
 
     def _refuse_unsaid(self, compressor: Compressor) -> None:
-        if why := self.unfit(compressor):
+        if why := self.incompatibility(compressor):
             raise InvalidInput(
                 f"compressor={type(compressor).__name__} {why}; use "
                 "ErrorFeedback(TopK(ratio=0.01)), QSGD(levels=127), Float16, …, or AllReduce"
             )
 
-    def _check_cut(self, experiment: Question) -> None:
+    def _check_cut(self, experiment: ExperimentSpec) -> None:
         cut, whole = f"stages={self.stages}", "give stages=1"
         if self.grid:
             cut, whole = f"grid={self.grid}", "leave grid out"
@@ -207,7 +207,7 @@ class Servers(Strategy):
                 f"{whole}"
             )
 
-    def _check_grid(self, grid: Grid, experiment: Question) -> None:
+    def _check_grid(self, grid: Grid, experiment: ExperimentSpec) -> None:
         if self.stages > 1:
             raise InvalidInput(
                 f"grid={grid} with stages={self.stages} cuts a replica twice; give one of both"
@@ -242,16 +242,18 @@ class Servers(Strategy):
         """Steps of a worker after which what it exchanges begins anew."""
         return 1
 
-    def recurs(self, experiment: Question) -> bool:
+    def recurs(self, experiment: ExperimentSpec) -> bool:
         """Where each update waits for all."""
         workers = experiment.workers
-        return self.cell(workers).synchronization == "synchronous" and not self.spare(workers)
+        return self.cell(workers).synchronization == "synchronous" and not self.tolerated_failures(
+            workers
+        )
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By playing its programs; of many workers with a few, whose servers have as much to do."""
         return of_program(asked, self, self.cycle, self._crowd(asked))
 
-    def _crowd(self, asked: Asked) -> Crowd | None:
+    def _crowd(self, asked: Query) -> Crowd | None:
         """Fewer workers, and as many servers, if they stand beside workers, in proportion.
 
         The load is that of the fullest server.
@@ -292,14 +294,20 @@ class Servers(Strategy):
         own = roles.of_member(roles.place(number).member)
         return passing(partial(does, own, number), roles, number, mark)
 
-    def begins(self, roles: Roles, number: int) -> tuple[Vector, dict[int, int], dict[int, Talk]]:
+    def begins(
+        self, roles: Roles, number: int
+    ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
         """A worker's weights, their versions and its ends of what is said, by server."""
-        talks = {server: Talk(self.compressor, roles, number, server) for server in roles.servers}
+        talks = {
+            server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
+        }
         return roles.weights, dict.fromkeys(roles.servers, 0), talks
 
-    def talks(self, roles: Roles, server: int) -> list[Talk]:
+    def talks(self, roles: Roles, server: int) -> list[CodecChannel]:
         """A server's ends of what it says to each worker."""
-        return [Talk(self.compressor, roles, worker, server) for worker in range(roles.workers)]
+        return [
+            CodecChannel(self.compressor, roles, worker, server) for worker in range(roles.workers)
+        ]
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """What a server does."""
@@ -319,7 +327,7 @@ class Servers(Strategy):
 
 def pushed(
     roles: Roles,
-    talks: Mapping[int, Talk],
+    talks: Mapping[int, CodecChannel],
     versions: Mapping[int, int],
     number: int,
     found: Gradient,
@@ -332,7 +340,7 @@ def pushed(
 
 
 def fetched(
-    roles: Roles, talks: Mapping[int, Talk], versions: dict[int, int]
+    roles: Roles, talks: Mapping[int, CodecChannel], versions: dict[int, int]
 ) -> Generator[Action, Any, tuple[Vector, bool]]:
     """The weights that all servers answer with, and whether there is no more to do.
 
@@ -352,7 +360,7 @@ def fetched(
 
 
 def aggregate(
-    roles: Roles, number: int, mark: Any, talks: Sequence[Talk], backups: int = 0
+    roles: Roles, number: int, mark: Any, talks: Sequence[CodecChannel], backups: int = 0
 ) -> Program:
     """A server of whose updates each waits for the gradients of one clock, but for the slowest."""
     weights, total = roles.part(number).take(roles.weights), roles.steps * roles.epochs
@@ -396,6 +404,6 @@ def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
         return values[0]
     total = sum(shares) or 1
     found: Vector = values[0] * values[0].dtype.type(shares[0] / total)
-    for each, share in zip(values[1:], shares[1:], strict=True):
-        found += each * each.dtype.type(share / total)
+    for value, share in zip(values[1:], shares[1:], strict=True):
+        found += value * value.dtype.type(share / total)
     return found

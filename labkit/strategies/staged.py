@@ -10,8 +10,18 @@ from pydantic import PositiveInt, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut as divided
-from labkit.strategies.lane import Cut, own_models, split, through
-from labkit.strategies.refusals import (
+from labkit.strategies.pipeline_rank import Cut, own_models, split, through
+from labkit.strategies.strategy import (
+    Batch,
+    ExperimentSpec,
+    Predicted,
+    Predictor,
+    Serving,
+    Session,
+    Strategy,
+)
+from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import (
     norms,
     refuse_given,
     refuse_in_parts,
@@ -20,21 +30,11 @@ from labkit.strategies.refusals import (
     refuse_remainder,
     refuse_shares,
 )
-from labkit.strategies.strategy import (
-    Batch,
-    Predicted,
-    Predictor,
-    Question,
-    Serving,
-    Session,
-    Strategy,
-)
-from labkit.strategies.taxonomy import Cell
 
 if TYPE_CHECKING:
     import keras
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Blocks, Parts, Stage
@@ -49,7 +49,7 @@ class Staged(Strategy):
     stage; those of one stage are a group, which divides layers.
     """
 
-    goes_on: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
     called: ClassVar[str] = "stages"  # the field with the ranks of a lane
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
@@ -109,7 +109,7 @@ class Staged(Strategy):
         replica = rank // (self.ranks(workers) * self.slices)
         return replica * self.slices + rank % self.slices, rank // self.slices
 
-    def check_stages(self, experiment: Question) -> None:
+    def check_stages(self, experiment: ExperimentSpec) -> None:
         """Refuse what no model in stages can do, or this one as far as it is known."""
         workers = experiment.workers
         refuse_in_parts(experiment)

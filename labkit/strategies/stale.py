@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.forecast.crowd import PLAYED
+from labkit.forecast.worker_sampling import PLAYED
 from labkit.programs import (
     Code,
     Drop,
@@ -25,10 +25,10 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.quota import Quota
 from labkit.strategies.servers import Servers, aggregate, mean
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):
@@ -58,7 +58,7 @@ class Stale(Servers):
         """How many updates old gradients are on average."""
         raise NotImplementedError(f"{type(self).__name__} does not say how old gradients are")
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
         optimizer = self.optimizer_of(experiment)
@@ -69,20 +69,20 @@ class Stale(Servers):
                 "optimizer_options={'momentum': 0.9}"
             )
 
-    def optimizer_options_of(self, experiment: Question) -> Mapping[str, JSON]:
+    def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
         """Those of the experiment, with what is left of the momentum."""
         options = super().optimizer_options_of(experiment)
         if self.remedy != "momentum":
             return options
         return {**options, "momentum": self._left(experiment)}
 
-    def rate_of(self, experiment: Question) -> float:
+    def rate_of(self, experiment: ExperimentSpec) -> float:
         """As large as makes up for the momentum that is gone."""
         if self.remedy != "momentum":
             return 1.0
         return (1 - self._left(experiment)) / (1 - _momentum(experiment))
 
-    def _left(self, experiment: Question) -> float:
+    def _left(self, experiment: ExperimentSpec) -> float:
         momentum = _momentum(experiment)
         age = max(0.0, momentum / (1 - momentum) - self.staleness_of(experiment.workers))
         return age / (1 + age)
@@ -160,9 +160,9 @@ class StaleSynchronous(Stale):
         """Where nobody may be ahead, and nothing is left out."""
         return self.staleness == 0 and self.compressor is None
 
-    def spare(self, workers: int) -> int:
+    def tolerated_failures(self, workers: int) -> int:
         """None, where each clock waits for all."""
-        return super().spare(workers) if self.staleness else 0
+        return super().tolerated_failures(workers) if self.staleness else 0
 
     def staleness_of(self, workers: int) -> float:
         """Each update by another worker is missed once, however fast workers are."""
@@ -174,7 +174,7 @@ class StaleSynchronous(Stale):
             return super().rate(staleness, workers)
         return 1.0 / workers
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
         if self.staleness == 0 and self.remedy is not None:
@@ -265,7 +265,7 @@ class SoftSync(Stale):
     def _group(self, workers: int) -> int:
         return workers // self.splits
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what servers cannot do, before any rank starts."""
         super().check(experiment)
         if self.splits > experiment.workers:
@@ -313,6 +313,6 @@ class SoftSync(Stale):
             yield Drop(push)
 
 
-def _momentum(experiment: Question) -> float:
+def _momentum(experiment: ExperimentSpec) -> float:
     value = experiment.optimizer_options.get("momentum", 0.0)
     return float(value) if isinstance(value, int | float) else 0.0

@@ -15,8 +15,8 @@ from typing import (
     runtime_checkable,
 )
 
-from labkit.common.checked import Checked
 from labkit.common.errors import InvalidInput
+from labkit.common.validated import Checked
 from labkit.compression import FAMILIES, samples
 from labkit.strategies.taxonomy import PLACED, Cell, check_places
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
     from labkit.exchange import Exchange, Guard, Seen, Timeline
     from labkit.exchange import Layer as Packed
-    from labkit.forecast import Asked, Taken
+    from labkit.forecast import Query, StepForecast
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
     from labkit.model_parallel.memory import Memory
@@ -66,7 +66,7 @@ class Serving(NamedTuple):
     variables: Sequence[keras.Variable]
 
 
-class Remembers(Protocol):
+class Stateful(Protocol):
     """What knows something from step to step beside variables."""
 
     def remembered(self) -> dict[str, np.ndarray]:
@@ -77,7 +77,7 @@ class Remembers(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class TrainingState:
     """What a rank needs to go on with a training from where it stands.
 
     Attributes:
@@ -92,12 +92,12 @@ class Kept:
     variables: Sequence[keras.Variable]
     optimizers: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
     pairs: Sequence[Pair] = ()
-    remembers: Mapping[str, Remembers] = field(default_factory=dict)
+    remembers: Mapping[str, Stateful] = field(default_factory=dict)
     settle: Callable[[], None] = lambda: None
     release: Callable[[], None] = lambda: None
 
 
-class Question(Protocol):
+class ExperimentSpec(Protocol):
     """What a strategy looks at of an experiment."""
 
     @property
@@ -209,7 +209,7 @@ class Session(Protocol):
     guard: Guard | None
 
     @property
-    def experiment(self) -> Question:
+    def experiment(self) -> ExperimentSpec:
         """What is trained."""
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -218,13 +218,13 @@ class Session(Protocol):
     def optimizer(self) -> keras.optimizers.Optimizer:
         """The experiment's Keras optimizer, new."""
 
-    def keeps(self, kept: Kept) -> None:
+    def keeps(self, kept: TrainingState) -> None:
         """Say what this rank needs to go on from where it stands; before `fit` or `loop`."""
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
         """What was measured; a training that is taken up again finds it as it was."""
 
-    def play(self, played: Played) -> None:
+    def play(self, played: ProgramStrategy) -> None:
         """Train by programs, on whichever clock the experiment names."""
 
     def elsewhere(
@@ -265,7 +265,7 @@ class Session(Protocol):
 
 
 @runtime_checkable
-class Played(Protocol):
+class ProgramStrategy(Protocol):
     """A strategy that is a program for each worker and each server, see `labkit.programs`."""
 
     @property
@@ -273,7 +273,7 @@ class Played(Protocol):
         """How messages travel between ranks."""
 
     @property
-    def meanwhile(self) -> bool:
+    def serves_concurrently(self) -> bool:
         """Whether a server has something to say while the worker beside it computes."""
 
     @property
@@ -317,8 +317,8 @@ class Strategy(Checked):
     paper: ClassVar[str] = ""
     normalizes_globally: ClassVar[bool] = False
     emulated: ClassVar[bool] = True
-    goes_on: ClassVar[bool] = False
-    unforeseen: ClassVar[str] = "does not say of what its steps are made up"
+    resumable: ClassVar[bool] = False
+    no_forecast_reason: ClassVar[str] = "does not say of what its steps are made up"
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse places that no axis has, where the class is written."""
@@ -327,7 +327,7 @@ class Strategy(Checked):
             check_places(cls.__name__, axis, getattr(cls, axis))
 
     @classmethod
-    def unfit(cls, compressor: Compressor) -> str:
+    def incompatibility(cls, compressor: Compressor) -> str:
         """Why it cannot exchange so, as words behind the compressor's name; "" where it can."""
         return ""
 
@@ -335,7 +335,7 @@ class Strategy(Checked):
     def compression(cls) -> tuple[str, ...]:
         """Families of the compressors that it takes, and none."""
         fit = samples() if "compressor" in cls.model_fields else ()
-        taken = {each.family for each in fit if not cls.unfit(each)}
+        taken = {each.family for each in fit if not cls.incompatibility(each)}
         return ("none", *(family for family in FAMILIES if family in taken))
 
     @classmethod
@@ -368,7 +368,7 @@ class Strategy(Checked):
         """Whether the result equals that of one process on the global batch, up to rounding."""
         return False
 
-    def exact_of(self, experiment: Question) -> bool:
+    def exact_of(self, experiment: ExperimentSpec) -> bool:
         """Whether it is in this experiment."""
         return self.exact
 
@@ -388,19 +388,19 @@ class Strategy(Checked):
         return True
 
     @property
-    def made_with(self) -> str:
+    def environment_key(self) -> str:
         """On what of this machine its weights depend, beside labkit."""
         return ""
 
-    def optimizer_of(self, experiment: Question) -> str:
+    def optimizer_of(self, experiment: ExperimentSpec) -> str:
         """The name of the optimizer that applies gradients."""
         return experiment.optimizer
 
-    def optimizer_options_of(self, experiment: Question) -> Mapping[str, JSON]:
+    def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
         """The arguments of that optimizer."""
         return experiment.optimizer_options
 
-    def rate_of(self, experiment: Question) -> float:
+    def rate_of(self, experiment: ExperimentSpec) -> float:
         """By how much the learning rate is another than the experiment's."""
         return 1.0
 
@@ -409,19 +409,19 @@ class Strategy(Checked):
         """Stages or grid of each worker of its programs; 1 where workers have whole models."""
         return 1
 
-    def beside(self, workers: int) -> int:
+    def extra_ranks(self, workers: int) -> int:
         """How many ranks it wants beside one for each worker."""
         return 0
 
     def processes(self, workers: int) -> int:
         """How many processes, or devices of one, compute at once, each with as many threads."""
-        return workers + self.beside(workers)
+        return workers + self.extra_ranks(workers)
 
     def places(self, worker: int, workers: int) -> list[int]:
         """The ranks of a worker."""
         return [worker]
 
-    def spare(self, workers: int) -> int:
+    def tolerated_failures(self, workers: int) -> int:
         """How many workers may be lost on the virtual clock before others wait for ever."""
         return 0
 
@@ -431,7 +431,7 @@ class Strategy(Checked):
         return False
 
     @property
-    def looks_every(self) -> int:
+    def stats_interval(self) -> int:
         """The steps from one look at what compression does to the next; 0: never."""
         return 0
 
@@ -439,7 +439,7 @@ class Strategy(Checked):
         """Rows that a rank sees at a time, the most; 0 where nobody knows."""
         return 0
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse an experiment that this strategy cannot run, before any rank starts."""
 
     def readers(self, communicator: Communicator) -> Communicator:
@@ -472,7 +472,7 @@ class Strategy(Checked):
         """Train this rank's model."""
         raise NotImplementedError(f"{type(self).__name__} does not say how a rank trains")
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """What a step takes, made up of what was measured and what the simulator says.
 
         Raises:
@@ -482,8 +482,8 @@ class Strategy(Checked):
 
         known = [n for n, kind in STRATEGIES.items() if kind.forecast is not Strategy.forecast]
         raise InvalidInput(
-            f"{type(self).__name__} {self.unforeseen}, so that there is no forecast of it; there "
-            f"is one of {', '.join(known)}"
+            f"{type(self).__name__} {self.no_forecast_reason}, so that there is no forecast of it; "
+            f"there is one of {', '.join(known)}"
         )
 
     def to_json(self) -> dict[str, JSON]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt, field_validator
 
 from labkit.communicator import ALGORITHMS, refuse_unmetered
-from labkit.forecast import Asked, Taken, of_tensor_parallel
+from labkit.forecast import Query, StepForecast, of_tensor_parallel
 from labkit.strategies.intra_layer import IntraLayer, Objective
-from labkit.strategies.refusals import one_of, refuse_narrow, refuse_remainder
-from labkit.strategies.strategy import Question
+from labkit.strategies.strategy import ExperimentSpec
+from labkit.strategies.validation import one_of, refuse_narrow, refuse_remainder
 
 if TYPE_CHECKING:
     import keras
@@ -64,7 +64,7 @@ class TensorParallel(IntraLayer):
     def _algorithm(cls, value: str) -> str:
         return one_of("algorithm", value, ("auto", *ALGORITHMS))
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what does not fit together, before any rank starts."""
         super().check(experiment)
         refuse_unmetered(self.algorithm, experiment.network)
@@ -72,7 +72,7 @@ class TensorParallel(IntraLayer):
         refuse_remainder("slices", slices, workers)
         refuse_narrow(slices, experiment)
 
-    def forecast(self, asked: Asked) -> Taken:
+    def forecast(self, asked: Query) -> StepForecast:
         """By what slices of each layer add up and gather."""
         return of_tensor_parallel(asked, self.ranks(asked.workers), self.algorithm)
 

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.servers import Servers
 from labkit.frameworks.tf_config import HERE, ClusterSpec, at
 from labkit.network import Network
-from labkit.strategies.elsewhere import (
+from labkit.strategies.external_process import (
     TRUSTED,
     enclosed,
     linked,
@@ -24,9 +24,9 @@ from labkit.strategies.elsewhere import (
     refuse_unweighted,
     train_elsewhere,
 )
-from labkit.strategies.refusals import refuse_around, refuse_given
-from labkit.strategies.strategy import Question, Session, Strategy
+from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
 from labkit.strategies.taxonomy import Cell
+from labkit.strategies.validation import refuse_around, refuse_given
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 LOCAL = ("mirrored", "central_storage")
@@ -133,7 +133,9 @@ class TFDistribute(Strategy):
     architecture: ClassVar[tuple[str, ...]] = ("collective", "parameter servers")
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
-    unforeseen: ClassVar[str] = "leaves its steps to TensorFlow, which shows no part of them"
+    no_forecast_reason: ClassVar[str] = (
+        "leaves its steps to TensorFlow, which shows no part of them"
+    )
     emulated: ClassVar[bool] = False
 
     kind: Literal["mirrored", "central_storage", "multi_worker_mirrored", "parameter_server"] = (
@@ -173,11 +175,11 @@ class TFDistribute(Strategy):
         """Gradients are summed in full; those of servers come when they come."""
         return self.kind != "parameter_server"
 
-    def exact_of(self, experiment: Question) -> bool:
+    def exact_of(self, experiment: ExperimentSpec) -> bool:
         """One worker finds the weights that it has made."""
         return self.exact or experiment.workers == 1
 
-    def beside(self, workers: int) -> int:
+    def extra_ranks(self, workers: int) -> int:
         """One rank is enough where one process leads all the others."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
@@ -191,7 +193,7 @@ class TFDistribute(Strategy):
         """Rows of a replica."""
         return -(-batch_size // workers)
 
-    def check(self, experiment: Question) -> None:
+    def check(self, experiment: ExperimentSpec) -> None:
         """Refuse what TensorFlow's strategies do not do here, before any rank starts."""
         self._check_fields()
         refuse_around(experiment.optimizer_options)

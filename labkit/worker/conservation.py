@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.compression.waiting import Waiting
+from labkit.compression.residual_law import Waiting
 from labkit.exchange import Layer, Seen
 
 TOLERANCE = {4: 1e-5, 8: 1e-12}  # of the greatest values of all steps, by bytes of a value

@@ -112,7 +112,7 @@ def timed(
     longest = sorted(range(len(spans)), key=lambda at: spans[at][1] - spans[at][0])
     drawn = longest[len(longest) // 2]
     first, last = spans[drawn]
-    found = [_with_times(each, steps, drawn, first) for each in graph.operations]
+    found = [_with_times(operation, steps, drawn, first) for operation in graph.operations]
     return replace(graph, operations=tuple(found), seconds=last - first)
 
 
@@ -188,10 +188,15 @@ def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
         tf.graph_util.import_graph_def(whole, name="")
     places = {node.name: _place(node.device) for node in nodes}
     operations = [
-        Operation(each.name, plain(each.type), places[each.name], sum(map(_bytes, each.outputs)))
-        for each in graph.get_operations()
+        Operation(
+            operation.name,
+            plain(operation.type),
+            places[operation.name],
+            sum(map(_bytes, operation.outputs)),
+        )
+        for operation in graph.get_operations()
     ]
-    flows = [flow for each in graph.get_operations() for flow in _flows(each)]
+    flows = [flow for operation in graph.get_operations() for flow in _flows(operation)]
     transfers = tuple(_transfers(nodes, graph))
     return StepGraph(tuple(operations), tuple(dict.fromkeys(flows)), transfers=transfers)
 

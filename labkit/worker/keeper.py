@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.pieces import Piece
-from labkit.strategies import Kept
-from labkit.worker.held import held
+from labkit.strategies import TrainingState
+from labkit.worker.local_state import held
 from labkit.worker.recorder import Recorder
 from labkit.worker.restored import Restored
 from labkit.worker.writing import Copied, Writing, versions
@@ -38,7 +38,11 @@ class Keeper(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, session: TrainingSession, keeping: Keeping, kept: Kept, recorder: Recorder
+        self,
+        session: TrainingSession,
+        keeping: CheckpointContext,
+        kept: TrainingState,
+        recorder: Recorder,
     ) -> None:
         super().__init__()
         self._session, self._keeping, self._kept = session, keeping, kept
@@ -83,7 +87,7 @@ class Keeper(keras.callbacks.Callback):
                 self._skipped += 1
             else:
                 self._asked = step + AHEAD
-                board.keep_after(self._asked)
+                board.request_checkpoint(self._asked)
 
     def _is_due(self, step: int) -> bool:
         assert self._keeping.checkpoint is not None
@@ -124,8 +128,8 @@ class Keeper(keras.callbacks.Callback):
             for number, each in enumerate(self._held)
             if each.own or number % readers.size == readers.rank
         ]
-        for what, each in self._kept.remembers.items():
-            for name, values in each.remembered().items():
+        for what, remember in self._kept.remembers.items():
+            for name, values in remember.remembered().items():
                 pieces.append(Piece.alone(f"remembers/{what}/{name}", np.array(values)))
         for number, variable in enumerate(self._session.model.metrics_variables):
             pieces.append(Piece.alone(f"metrics/{number}", np.array(variable.numpy())))
@@ -150,7 +154,7 @@ class Keeper(keras.callbacks.Callback):
         }
 
     def _of_callbacks(self) -> list[dict[str, float]]:
-        return [numbers_of(vars(each)) for each in self._session.callbacks[1:]]
+        return [numbers_of(vars(callback)) for callback in self._session.callbacks[1:]]
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
 from labkit.records.ledger import SUFFIX, Entry, hashes, line
 
 

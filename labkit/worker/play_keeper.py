@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
-from labkit.programs.kept import Kept
-from labkit.records.checkpoints import Keeping
+from labkit.programs.program_state import ProgramState
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.pieces import Piece, Rank, file_of
 from labkit.worker.recorder import SEND_EVERY
 from labkit.worker.writing import Copied, Writing, versions
 
 if TYPE_CHECKING:
-    from labkit.programs.ranks import RankWorld
-    from labkit.strategies import Played
-    from labkit.worker.played import Playing, Stage
+    from labkit.programs.mpi_runtime import MpiRuntime
+    from labkit.strategies import ProgramStrategy
+    from labkit.worker.played import ComputeBackend, ProgramSession
     from labkit.worker.recorder import Recorder
     from labkit.worker.virtual_play import VirtualPlay
 
@@ -35,7 +35,9 @@ class PlayKeeper:
             wish.
     """
 
-    def __init__(self, session: Playing, keeping: Keeping, recorder: Recorder) -> None:
+    def __init__(
+        self, session: ProgramSession, keeping: CheckpointContext, recorder: Recorder
+    ) -> None:
         self._session, self._keeping, self._recorder = session, keeping, recorder
         self._communicator, self._clock = session.communicator, session.communicator.clock
         self._wanted, recorder.stop_asked = recorder.stop_asked, lambda: recorder.stopped
@@ -59,7 +61,7 @@ class PlayKeeper:
         cost = float(np.median(self._costs)) if self._costs else None
         return self._clock.now() - self._taken_at >= self._keeping.checkpoint.interval(cost)
 
-    def _write(self, kept: Kept, done: int) -> None:
+    def _write(self, kept: ProgramState, done: int) -> None:
         """Begin to write; arrays of what is kept may be written into later, and are copied."""
         pieces = [Piece.alone("form", np.frombuffer(kept.form.encode(), np.uint8))]
         pieces += [Piece.alone(f"array/{n}", array.copy()) for n, array in enumerate(kept.arrays)]
@@ -78,7 +80,7 @@ class PlayKeeper:
         self._steps, self._taken_at = done, self._clock.now()
         self._costs.append(self._taken_at - start)
 
-    def _resume(self, take: Callable[[Kept], object]) -> None:
+    def _resume(self, take: Callable[[ProgramState], object]) -> None:
         """Take what this process goes on with; without a checkpoint it begins."""
         if (resume := self._keeping.resume) is None:
             return
@@ -86,7 +88,7 @@ class PlayKeeper:
         with decoding(f"the state in {path}"):
             own = Rank(path).own()
             arrays = tuple(own[f"array/{n}"] for n in range(len(own) - 1))
-            take(Kept(own["form"].tobytes().decode("ascii", "replace"), arrays))
+            take(ProgramState(own["form"].tobytes().decode("ascii", "replace"), arrays))
         self._steps = resume.step
         if self._communicator.rank == 0:
             print("; ".join([f"goes on from step {resume.step}", *resume.notes]))
@@ -127,7 +129,7 @@ class RankKeeper(PlayKeeper):
     one is written waits for it.
     """
 
-    def play(self, world: RankWorld, stage: Stage, played: Played) -> None:
+    def play(self, world: MpiRuntime, stage: ComputeBackend, played: ProgramStrategy) -> None:
         """Play to the end, from the begin or from what was kept."""
         # Programs refer to these, which are made anew.
         world.keeps({"roles": stage.roles, "strategy": played})
@@ -144,7 +146,7 @@ class RankKeeper(PlayKeeper):
             self._writing.give_up()
         self._session.checkpoints = self._summary()
 
-    def _look(self, world: RankWorld, stage: Stage) -> None:
+    def _look(self, world: MpiRuntime, stage: ComputeBackend) -> None:
         self._writing.check()
         assert world.still is not None  # for the type checker: see `play`
         if self._communicator.rank == 0:

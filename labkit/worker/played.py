@@ -14,33 +14,33 @@ import numpy as np
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import carrier
 from labkit.network import slower_than_fastest
-from labkit.programs import Diary, Gradient, Parts, Roles, placed
+from labkit.programs import EventLog, Gradient, Parts, Roles, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import Cut, cut
-from labkit.programs.diary import Row
+from labkit.programs.event_log import Row
+from labkit.programs.mpi_runtime import MpiRuntime
 from labkit.programs.over_grid import tiled
-from labkit.programs.ranks import RankWorld
 from labkit.programs.replica import Batches, Replica, Shard
-from labkit.strategies import Played
+from labkit.strategies import ProgramStrategy
 from labkit.worker.play_keeper import RankKeeper, VirtualKeeper
 from labkit.worker.virtual_play import VirtualPlay
 
 if TYPE_CHECKING:
     import keras
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator, Injector
     from labkit.exchange import Guard
     from labkit.experiment import Experiment
-    from labkit.programs.diary import Event
-    from labkit.records.checkpoints import Keeping
+    from labkit.programs.event_log import Event
+    from labkit.records.checkpoints import CheckpointContext
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
 
 _T = TypeVar("_T")
 
 
-class Playing(Protocol):
+class ProgramSession(Protocol):
     """What a stage needs of a rank's session; see there."""
 
     experiment: Experiment
@@ -51,7 +51,7 @@ class Playing(Protocol):
     interleaving: list[Event]
     exchanged: dict[str, JSON] | None
     partition: dict[str, JSON]
-    keeping: Keeping | None
+    keeping: CheckpointContext | None
     checkpoints: dict[str, JSON] | None
     guard: Guard | None
     injectors: dict[int, Injector]
@@ -69,7 +69,7 @@ class Playing(Protocol):
         """Metrics of the held-out rows (collective)."""
 
 
-def play(session: Playing, played: Played) -> Stage:
+def play(session: ProgramSession, played: ProgramStrategy) -> ComputeBackend:
     """Train by a strategy's programs on the clock that the experiment names.
 
     The session's model has the trained weights then, and what its layers kept for worker 0; the
@@ -77,7 +77,7 @@ def play(session: Playing, played: Played) -> Stage:
     """
     experiment, communicator = session.experiment, session.communicator
     session.compile(session.optimizer())
-    stage = Stage(session, played)
+    stage = ComputeBackend(session, played)
     numbers = range(len(stage.roles.hosts))
     virtual = experiment.clock == "virtual"
     here = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
@@ -94,8 +94,11 @@ def play(session: Playing, played: Played) -> Stage:
     said = stage.compressor is not None
     routes = roles.routes(said) if played.transport != "two_sided" else {}
     mailbox = carrier(played.transport, communicator, routes, hosts)
-    dtype, meanwhile = np.dtype(np.uint8) if said else roles.weights.dtype, played.meanwhile
-    ranks = RankWorld(
+    dtype, meanwhile = (
+        np.dtype(np.uint8) if said else roles.weights.dtype,
+        played.serves_concurrently,
+    )
+    ranks = MpiRuntime(
         {number: played.program(roles, number) for number in here},
         hosts,
         communicator,
@@ -116,8 +119,8 @@ def play(session: Playing, played: Played) -> Stage:
     return stage
 
 
-class Stage:
-    """What one process computes of a play, and what it notes: see `labkit.programs.diary.Scenes`.
+class ComputeBackend:
+    """What one process computes and records of a program: see `labkit.programs.event_log.Backend`.
 
     Args:
         session: whose model, data and recorder.
@@ -127,7 +130,7 @@ class Stage:
         rows: of the steps of the workers that are played here.
     """
 
-    def __init__(self, session: Playing, played: Played) -> None:
+    def __init__(self, session: ProgramSession, played: ProgramStrategy) -> None:
         self._session, workers = session, session.experiment.workers
         if session.feed.steps is None:
             raise InvalidInput(
@@ -159,7 +162,7 @@ class Stage:
             _first_rate(session.optimizer()),
         )
         writers = [number for worker in range(workers) for number in self.roles.members(worker)]
-        self.diary = Diary(self, session.feed.steps, writers=writers)
+        self.diary = EventLog(self, session.feed.steps, writers=writers)
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
@@ -261,7 +264,7 @@ class Stage:
     def states(self, worker: int) -> Vector:
         """The optimizer's slots and what layers keep, of a worker with weights of its own."""
         kept = [np.asarray(v.value) for v in self._shards[worker].slots]
-        kept += [each for each in self.replica.states(worker) if each.dtype.kind == "f"]
+        kept += [state for state in self.replica.states(worker) if state.dtype.kind == "f"]
         dtype = self.roles.weights.dtype
         return np.concatenate(
             [np.zeros(0, dtype), *(each.reshape(-1) for each in kept)], dtype=dtype

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.exchange import Timeline
-from labkit.exchange.seam import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # seconds between two messages to whoever watches

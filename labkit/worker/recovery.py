@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.communicator import RankDied
 from labkit.exchange import Exchange
-from labkit.exchange.seam import seam
+from labkit.exchange.hooks import seam
 from labkit.keras import broadcast
-from labkit.worker.comeback import Anew
+from labkit.worker.peer_memory_recovery import RestartTraining
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
@@ -79,7 +79,7 @@ class Recovery(keras.callbacks.Callback):
                 return self._recover()
             except Exception as error:
                 died = isinstance(self._communicator.patience.trouble, RankDied)
-                if isinstance(error, Anew) or not died:
+                if isinstance(error, RestartTraining) or not died:
                     raise
 
     def _recover(self) -> None:
@@ -92,9 +92,9 @@ class Recovery(keras.callbacks.Callback):
         told["residuals_lost"] = 0 if self._exchange.compressed is None else len(dead)
         if self._communicator.spares:
             self._offer(told | {"seconds": {"detect": noticed - self._begun}}, noticed)
-            raise Anew
+            raise RestartTraining
         agreed = self._clock.now()
-        self._exchange.renew(self._communicator.size / before)
+        self._exchange.reset(self._communicator.size / before)
         seam(self._session.model).forget()
         self._session.read_anew()
         self.stretches.append(self._stretch())

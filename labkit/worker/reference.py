@@ -11,17 +11,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.common.content import JSON, digest
-from labkit.common.places import cache_folder, fingerprint
-from labkit.common.shards import IID
+from labkit.common.canonical_json import JSON, digest
+from labkit.common.data_partition import IID
+from labkit.common.paths import cache_folder, fingerprint
 from labkit.communicator import alone
-from labkit.exchange.seam import Hook, Rows, Variables, seam
+from labkit.exchange.hooks import Hook, Rows, Variables, seam
 from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment
 from labkit.strategies import AllReduce
+from labkit.worker.array_cache import ArrayCache
 from labkit.worker.feed import Source, global_batches
 from labkit.worker.session import TrainingSession
-from labkit.worker.shelf import Shelf
 
 LIMIT = 2**29  # bytes of weights that are kept
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
@@ -71,7 +71,7 @@ def weights(
         parts: into which ranks divide a batch among them.
         learning: the ranks' session, which knows the effective learning rate.
     """
-    shelf = Shelf(cache_folder("references"), LIMIT)
+    shelf = ArrayCache(cache_folder("references"), LIMIT)
     key = _key(short, source, parts, learning.optimizer_record())
     found = shelf.take(key)
     if found is None:

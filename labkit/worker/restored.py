@@ -11,8 +11,8 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
 from labkit.records.pieces import Rank, State, assembled
-from labkit.strategies import Kept
-from labkit.worker.held import Held
+from labkit.strategies import TrainingState
+from labkit.worker.local_state import LocalVariable
 from labkit.worker.progress import Position
 from labkit.worker.recorder import Recorder
 
@@ -51,8 +51,8 @@ class Restored:
     def __init__(
         self,
         session: TrainingSession,
-        kept: Kept,
-        held: Sequence[Held],
+        kept: TrainingState,
+        held: Sequence[LocalVariable],
         recorder: Recorder,
         resume: Resume,
         goes_on: bool,
@@ -78,7 +78,7 @@ class Restored:
             notes = [*resume.notes, *(f"begun anew: {each}" for each in sorted(self.dropped))]
             print("; ".join([f"goes on from step {resume.step}", *notes]))
 
-    def _put(self, state: State, held: Held) -> None:
+    def _put(self, state: State, held: LocalVariable) -> None:
         # Several optimizers may take the place of one, or one that of several.
         names = held.name, held.name.partition("#")[0], held.name.replace("rate/", "optimizer/")
         for name in names:
@@ -108,8 +108,8 @@ class Restored:
             return
         own = rank.own()
         self.alone = {each.name: own[each.name] for each in self._held if each.own}
-        for what, each in self._kept.remembers.items():
-            each.recall(_below(f"remembers/{what}/", own))
+        for what, remember in self._kept.remembers.items():
+            remember.recall(_below(f"remembers/{what}/", own))
         metrics = _below("metrics/", own)
         self._session.progress.metrics = [metrics[str(number)] for number in range(len(metrics))]
         told: dict[str, Any] = rank.told
@@ -129,8 +129,8 @@ class Restored:
             name: np.zeros_like(values) if "/residual/" in name else values
             for name, values in other.own().items()
         }
-        for what, each in self._kept.remembers.items():
-            each.recall(_below(f"remembers/{what}/", own))
+        for what, remember in self._kept.remembers.items():
+            remember.recall(_below(f"remembers/{what}/", own))
         metrics = _below("metrics/", own)  # all have as many, which they add up
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.network import Network
@@ -23,7 +23,7 @@ Record: TypeAlias = dict[str, JSON]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServingSpec:
     """What is answered, by whom, how often.
 
     Attributes:
@@ -67,7 +67,7 @@ class Answered:
     precision: float
 
 
-def serve(communicator: Communicator, asked: Asked) -> Answered:
+def serve(communicator: Communicator, asked: ServingSpec) -> Answered:
     """Answer batches on this rank, and time it.
 
     The first call of each kind, which traces, is apart. Then ways, networks and batches take turns,
@@ -89,7 +89,7 @@ def serve(communicator: Communicator, asked: Asked) -> Answered:
 class _Timed:
     """All ways over all networks, and what has been measured of them."""
 
-    def __init__(self, communicator: Communicator, asked: Asked) -> None:
+    def __init__(self, communicator: Communicator, asked: ServingSpec) -> None:
         from labkit.worker import inference
         from labkit.worker.answering import forward, way
 
@@ -102,7 +102,7 @@ class _Timed:
             )
         x = asked.x.astype(whole.inputs[0].dtype)
         self._batches = {size: _rows(x, size) for size in asked.batch_sizes}
-        self._true = {size: forward(whole)(each) for size, each in self._batches.items()}
+        self._true = {size: forward(whole)(batch) for size, batch in self._batches.items()}
         like = self._true[asked.batch_sizes[0]]
         self._over = {n: communicator.over(network) for n, network in asked.networks.items()}
         self._ways: dict[tuple[str, str], Answers] = {}

@@ -14,26 +14,26 @@ import keras
 import tensorflow as tf
 
 from labkit import models
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, Injector, RankDied
 from labkit.exchange import Exchange, Guard, Timeline
-from labkit.exchange.seam import seam
+from labkit.exchange.hooks import seam
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
 from labkit.keras import LARS, Recipe, by_itself, copy_of, evaluate
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
-from labkit.programs.diary import Event
+from labkit.programs.event_log import Event
 from labkit.programs.replica import Batches
-from labkit.records.checkpoints import Keeping
-from labkit.strategies import Kept, Played, Predictor, Step, Watcher
+from labkit.records.checkpoints import CheckpointContext
+from labkit.strategies import Predictor, ProgramStrategy, Step, TrainingState, Watcher
 from labkit.worker import inference
-from labkit.worker.comeback import Comeback
 from labkit.worker.feed import Feed, Source
-from labkit.worker.held import build
 from labkit.worker.keeper import Keeper
+from labkit.worker.local_state import build
 from labkit.worker.loop import train
+from labkit.worker.peer_memory_recovery import PeerMemoryRecovery
 from labkit.worker.progress import Progress
 from labkit.worker.recorder import Recorder, StopTogether
 from labkit.worker.recovery import Recovery
@@ -41,7 +41,7 @@ from labkit.worker.recovery import Recovery
 if TYPE_CHECKING:
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Found
-    from labkit.worker.played import Stage
+    from labkit.worker.played import ComputeBackend
 
 T = TypeVar("T")
 # What `keras.Model.compile` takes: a name, an object, or a nest of them.
@@ -77,15 +77,17 @@ class TrainingSession:
         self.read_anew()
         self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
         self.interleaving: list[Event] = []
-        self.stage: Stage | None = None  # on which they play
+        self.stage: ComputeBackend | None = None  # on which they play
         self.exchanged: dict[str, JSON] | None = None  # by whom else, or by which laws
         own = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(own)
         self.progress = Progress(self.feed.steps)
-        self.keeping: Keeping | None = None
+        self.keeping: CheckpointContext | None = None
         self.recovery: Recovery | None = None  # where training outlives ranks
-        self.comeback: Comeback | None = None  # where spares may take the places of the dead
-        self._kept: Kept | None = None
+        self.comeback: PeerMemoryRecovery | None = (
+            None  # where spares may take the places of the dead
+        )
+        self._kept: TrainingState | None = None
         self.chosen: dict[str, JSON] = {}  # what was measured once
         self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
         self._given = self.model.optimizer if self.model.compiled else None
@@ -210,7 +212,7 @@ class TrainingSession:
         told.on_epoch_end(epoch, logs)
         told.on_train_end()
 
-    def keeps(self, kept: Kept) -> None:
+    def keeps(self, kept: TrainingState) -> None:
         """See `labkit.strategies.Session`, as for `once`."""
         self._kept = kept
 
@@ -220,7 +222,7 @@ class TrainingSession:
             self.chosen[name] = measure()
         return self.chosen[name]
 
-    def keep(self, keeping: Keeping) -> None:
+    def keep(self, keeping: CheckpointContext) -> None:
         """Keep the state of training, and begin with one that was kept."""
         self.keeping = keeping
         if keeping.resume is not None and keeping.resume.same:
@@ -242,13 +244,13 @@ class TrainingSession:
         finally:
             keeper.give_up()
 
-    def keeper(self, keeping: Keeping | None = None) -> Keeper:
+    def keeper(self, keeping: CheckpointContext | None = None) -> Keeper:
         """One that keeps the state, or copies it for others."""
         assert self._kept is not None
         assert self.recorder is not None
-        return Keeper(self, keeping or Keeping(None), self._kept, self.recorder)
+        return Keeper(self, keeping or CheckpointContext(None), self._kept, self.recorder)
 
-    def play(self, played: Played) -> None:
+    def play(self, played: ProgramStrategy) -> None:
         """Train by programs, see `labkit.worker.played`."""
         from labkit.worker.played import play
 
@@ -272,7 +274,7 @@ class TrainingSession:
         import cloudpickle
 
         from labkit.frameworks.child import Child
-        from labkit.worker.elsewhere import Task
+        from labkit.worker.external_training import Task
 
         # Metrics have variables: to read them would start TensorFlow before its strategy.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}

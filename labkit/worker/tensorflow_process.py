@@ -14,7 +14,7 @@ import numpy as np
 from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
-from labkit.worker.elsewhere import Task
+from labkit.worker.external_training import Task
 
 if TYPE_CHECKING:
     import keras
@@ -78,7 +78,9 @@ class Training:
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # One gradient a row of an embedding: what sums rows must come before what squares them.
-        gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        gradients = [
+            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
+        ]
         self.model.optimizer.apply(gradients, variables)
         return loss
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network
-from labkit.programs.kept import Kept
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.program_state import ProgramState
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 
 if TYPE_CHECKING:
-    from labkit.strategies import Played
-    from labkit.worker.played import Playing, Stage
+    from labkit.strategies import ProgramStrategy
+    from labkit.worker.played import ComputeBackend, ProgramSession
 
 TRIALS = 5  # gradients whose median is what one takes on the virtual clock
 
@@ -33,7 +33,9 @@ class VirtualPlay:
         stage: of all its programs.
     """
 
-    def __init__(self, session: Playing, played: Played, stage: Stage) -> None:
+    def __init__(
+        self, session: ProgramSession, played: ProgramStrategy, stage: ComputeBackend
+    ) -> None:
         self._session, self._stage, self._played = session, stage, played
         experiment, roles = session.experiment, stage.roles
         order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -42,7 +44,7 @@ class VirtualPlay:
         lost = {tuple(roles.members(worker)): moment for worker, moment in experiment.lost}
         killed = {fault.rank: fault.step for fault in experiment.faults if fault.kind == "kill"}
         self._program = partial(played.program, roles)
-        self.world = VirtualWorld(
+        self.world = VirtualRuntime(
             {number: self._program(number) for number in range(len(roles.hosts))},
             *(roles.hosts, stage, stage.diary, _laws(session, stage)),
             network=Network.parse(experiment.network),
@@ -78,16 +80,16 @@ class VirtualPlay:
         if session.exchanged is not None and losses:
             session.exchanged["lost"] = [dict(loss) for loss in losses]
 
-    def keep(self) -> Kept:
+    def keep(self) -> ProgramState:
         """All of it, as it is between two moments."""
         return self.world.keep((self._stage.keep(), self._session.exchanged))
 
-    def take(self, kept: Kept) -> None:
+    def take(self, kept: ProgramState) -> None:
         """Go on from what was kept of the same experiment."""
         self._keeps()
         stage, exchanged = self.world.take(kept, self._program)
         laws, self._session.exchanged = self.world.times, exchanged
-        assert isinstance(laws, Laws)  # for the type checker: see `_laws`
+        assert isinstance(laws, TimingModel)  # for the type checker: see `_laws`
         seconds = exchanged["compute_seconds"] or 0.0, exchanged["update_seconds"]
         self.world.times = replace(laws, measured=seconds[0], update=seconds[1])
         self._stage.take(stage)
@@ -97,7 +99,7 @@ class VirtualPlay:
         self.world.keeps({"roles": self._stage.roles, "strategy": self._played})
 
 
-def _laws(session: Playing, stage: Stage) -> Laws:
+def _laws(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
     """What things take on the virtual clock; measured here, where the experiment does not say."""
     experiment = session.experiment
     compute = experiment.compute or ComputeTime()
@@ -116,7 +118,7 @@ def _laws(session: Playing, stage: Stage) -> Laws:
     session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
     later = {(worker, step): seconds for worker, step, seconds in experiment.later}
     given = compute, experiment.slowed, experiment.seed, measured, update, later
-    return Laws(*given, experiment.faults)
+    return TimingModel(*given, experiment.faults)
 
 
 def _median(now: Callable[[], float], once: Callable[[], object]) -> float:

@@ -9,23 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import left
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.result import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
 from labkit.records.stream import Writer, sees
 from labkit.strategies import Batch, Strategy
-from labkit.worker.afar import Afar
-from labkit.worker.luggage import enter
+from labkit.worker.remote_stream import Afar
+from labkit.worker.source_bundle import enter
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
     from labkit.model_parallel.memory import Memory
     from labkit.network import Slowdown
-    from labkit.worker.comeback import Comeback
+    from labkit.worker.peer_memory_recovery import PeerMemoryRecovery
     from labkit.worker.session import TrainingSession
 
 Report: TypeAlias = Callable[[str, list[Record]], None]
@@ -34,7 +34,7 @@ Report: TypeAlias = Callable[[str, list[Record]], None]
 def work(
     communicator: Communicator,
     experiment: Experiment,
-    keeping: Keeping | None = None,
+    keeping: CheckpointContext | None = None,
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> RankResult:
@@ -48,15 +48,15 @@ def work(
         stop_asked: asked on rank 0; True ends training on all ranks after the same step.
     """
     from labkit.keras import use_one_device
-    from labkit.worker.comeback import Anew, Comeback
+    from labkit.worker.peer_memory_recovery import PeerMemoryRecovery, RestartTraining
     from labkit.worker.session import restore
 
     use_one_device(communicator)
-    goes_on = experiment.strategy.goes_on and not experiment.plays
+    goes_on = experiment.strategy.resumable and not experiment.plays
     if experiment.clock == "wall" and experiment.slow:
         communicator.be_slow(_slow_ranks(experiment), experiment.seed)
     communicator.rules.checks = experiment.checksums
-    comeback = Comeback(communicator, report) if communicator.crew is not None else None
+    comeback = PeerMemoryRecovery(communicator, report) if communicator.crew is not None else None
     try:
         while True:
             try:
@@ -66,7 +66,7 @@ def work(
                     gone = comeback.faults[-1]["ranks"]
                     experiment = experiment.replace(faults=left(experiment.faults, gone))
                 return _train(communicator, experiment, begun, report, stop_asked, comeback)
-            except Anew:
+            except RestartTraining:
                 continue
             except Exception:
                 if comeback is None or not comeback.is_possible or not goes_on:
@@ -88,15 +88,15 @@ def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
 def _train(
     communicator: Communicator,
     experiment: Experiment,
-    keeping: Keeping | None,
+    keeping: CheckpointContext | None,
     report: Report,
     stop_asked: Callable[[], bool],
-    comeback: Comeback | None = None,
+    comeback: PeerMemoryRecovery | None = None,
 ) -> RankResult:
     from labkit.communicator.clock import offset
-    from labkit.exchange.microscope import Microscope
+    from labkit.exchange.compression_stats import Microscope
     from labkit.model_parallel import memory
-    from labkit.worker import gate, vigil
+    from labkit.worker import equivalence, step_monitor
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
     from labkit.worker.session import TrainingSession
@@ -108,7 +108,7 @@ def _train(
     tell("doing", what="reading data")
     source = read(experiment, communicator)
     tell("doing", what="at the gate")
-    verdict = gate.verify(experiment, communicator, source)
+    verdict = equivalence.verify(experiment, communicator, source)
     tell("doing", what="building the model")
     session = TrainingSession(experiment, communicator, source)
     tell("plan", steps=session.feed.steps)
@@ -119,11 +119,11 @@ def _train(
     session.comeback = comeback
     if keeping is not None:
         session.keep(keeping)
-    every = experiment.strategy.looks_every
+    every = experiment.strategy.stats_interval
     microscope = Microscope(communicator, every) if every else None
     if microscope is not None:
         session.watchers.append(microscope.look)
-    vigil.keep(session, recorder)
+    step_monitor.keep(session, recorder)
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
@@ -163,7 +163,7 @@ def _whole(
     verdict: Verdict,
     evaluation: dict[str, float],
     exchange: dict[str, JSON] | None,
-    comeback: Comeback | None,
+    comeback: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
     """What the first rank says of all; the others see that nobody has died over it."""
     from labkit.records import environment

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
-from labkit.records.checkpoints import Keeping
+from labkit.records.checkpoints import CheckpointContext
 from labkit.records.pieces import Piece, file_of, write
 
 LOOK_EVERY = 0.01  # seconds
@@ -54,7 +54,7 @@ class Writing:
         InvalidInput: this host does not see the folder.
     """
 
-    def __init__(self, communicator: Communicator, keeping: Keeping) -> None:
+    def __init__(self, communicator: Communicator, keeping: CheckpointContext) -> None:
         self._communicator, self._keeping = communicator, keeping
         self._given_up, self._thread = threading.Event(), threading.Thread()
         self._error: BaseException | None = None

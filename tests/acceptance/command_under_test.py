@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.cluster.attached import LAST
+from labkit.cluster.last_experiment import LAST
 from labkit.cluster.processes import SESSIONS
 from labkit.common.errors import LabkitError
 from labkit.jobs.listing import find

@@ -131,7 +131,7 @@ def _panel() -> str:
 
 def _gallery() -> str:
     from labkit.gallery import write_index, write_page
-    from labkit.gallery.executed import latest
+    from labkit.gallery.execution import latest
     from labkit.jobs.notebook import JobResult
 
     notebook, job = Path("n.ipynb"), Path("runs/job")

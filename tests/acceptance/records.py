@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from labkit.bench.timing import Row
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 STEPS, RANKS, EPOCHS = 60, 2, 3  # of each run
 

@@ -11,9 +11,9 @@ from labkit.bench.calibration_runs.messages import wanted
 from labkit.bench.calibration_runs.parts import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
-from labkit.forecast import Asked
-from labkit.forecast.kept import differences, merged, place
-from labkit.forecast.known import fits, sources
+from labkit.forecast import Query
+from labkit.forecast.calibration_store import differences, merged, place
+from labkit.forecast.provenance import fits, sources
 from labkit.network import Network
 
 LINK = Network(name="a link", latency=1e-4, bandwidth=1e7)
@@ -123,7 +123,7 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
         "batches of mlp on digits",
     }
 
-    asked = Asked(experiment.replace(workers=2), found)
+    asked = Query(experiment.replace(workers=2), found)
     assert asked.step(16).seconds > 0
 
     several = [experiment.replace(workers=n, batch_size=16) for n in (1, 2, 3)]

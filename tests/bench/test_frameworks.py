@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, apart: float, *arguments: str) -> Resul
     ranks = nullcontext(type("Ranks", (), {"call": staticmethod(hold)}))
     monkeypatch.setattr(frameworks, "Cluster", lambda **_: ranks)
     # Elsewhere than in CI it takes root and iproute2 to make one.
-    monkeypatch.setattr("labkit.strategies.elsewhere.require_means", lambda: None)
+    monkeypatch.setattr("labkit.strategies.external_process.require_means", lambda: None)
     return CliRunner().invoke(app, ["bench", "tf", *arguments])
 
 

@@ -116,11 +116,11 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
     drawn = linked.locator(".js-plotly-plot:visible")
     for figure in range(3):  # words stand there until Plotly has come up
         drawn.nth(figure).locator(".main-svg").first.wait_for(timeout=120_000)
-    assert all({*each} == {1} for each in opacities(page)[:3])
+    assert all({*opacity} == {1} for opacity in opacities(page)[:3])
     drawn.nth(1).locator(".legendtoggle").first.click()
     page.wait_for_function("document.querySelector('.jp-CodeCell select').selectedIndex === 1")
     page.wait_for_function(f"JSON.stringify(({OPACITIES})()[2]).includes('0.12')")
-    assert all({*each} == {1, 0.12} for each in opacities(page)[:3])
+    assert all({*opacity} == {1, 0.12} for opacity in opacities(page)[:3])
     choice.select_option(index=0)
     page.wait_for_function(f"!JSON.stringify(({OPACITIES})().slice(0, 3)).includes('0.12')")
 
@@ -167,4 +167,4 @@ def test_a_page_that_is_loaded_anew_finds_the_panel_and_stops_the_ranks_while_th
     said.wait_for(timeout=120_000)
     assert notebook.troubles() == []
     if app == "notebook":  # whose own start raises these, whatever it opens
-        page.errors[:] = [each for each in page.errors if not OWN.search(each)]
+        page.errors[:] = [error for error in page.errors if not OWN.search(error)]

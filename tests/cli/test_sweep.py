@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 
 from labkit.cli.app import app
 from labkit.common.capacity import OVERSUBSCRIBE
-from labkit.common.places import usable_cores
-from labkit.jobs.sweep import roster
+from labkit.common.paths import usable_cores
+from labkit.jobs.sweep import manifest
 from labkit.records import store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -118,7 +118,7 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     code, out, err = ended(start(SWEEP, "--resume"))
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
-    assert roster.read(SWEEP)["state"] == "completed"
+    assert manifest.read(SWEEP)["state"] == "completed"
 
 
 def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
@@ -220,7 +220,7 @@ def test_stop_ends_a_sweep_and_nothing_else() -> None:
     assert result.exit_code == 0
     assert result.stdout == f"stopped: {SWEEP}\n"
     assert ended(child)[0] == 130
-    assert roster.read(SWEEP)["state"] == "interrupted"
+    assert manifest.read(SWEEP)["state"] == "interrupted"
     assert foreign.poll() is None
     foreign.kill()
     foreign.wait()
@@ -238,8 +238,8 @@ def test_members_of_one_shape_share_their_engines() -> None:
     engines = [[line for line in log.splitlines() if line.startswith("engine")] for log in logs]
     assert engines[0] == engines[1]
     assert engines[2] == engines[3]
-    assert [len(each) for each in engines] == [1, 1, 2, 2]
-    pids = {int(line.split()[2]) for each in engines for line in each}
+    assert [len(engine) for engine in engines] == [1, 1, 2, 2]
+    pids = {int(line.split()[2]) for engine in engines for line in engine}
     assert len(pids) == 3
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))  # they end with the sweep
 
@@ -252,11 +252,13 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     done: dict[str, Any] = {}
     for moment in range(3):
         child = start(*arguments, *(["--resume"] if moment else []))
-        until(lambda: (SWEEP / roster.FILE).exists())
+        until(lambda: (SWEEP / manifest.FILE).exists())
         time.sleep(2.0 + 1.3 * moment)  # whatever has happened by then
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
-        done |= {name: each for name, each in statuses().items() if each["state"] == "completed"}
+        done |= {
+            name: statuse for name, statuse in statuses().items() if statuse["state"] == "completed"
+        }
     child = start(*arguments, "--resume")
     _, err = child.communicate(timeout=800)
     assert child.returncode == 0, err

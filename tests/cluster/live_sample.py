@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster.live import Live
-from labkit.cluster.tally import Outline
+from labkit.cluster.run_progress import Outline
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.store import this_process

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.cluster.calls import Asked, Calls, RankError
+from labkit.cluster.calls import CallRequest, Calls, RankError
 
 
 class EngineError(Exception):
@@ -45,7 +45,7 @@ def call(*given: Any, outlives: bool = True, dead: list[int] | None = None) -> C
         limit=60.0,
     )
     found: Calls[str] = Calls.__new__(Calls)
-    Asked.__init__(found, cluster, [Answer(each) for each in given])  # type: ignore[misc]
+    CallRequest.__init__(found, cluster, [Answer(each) for each in given])  # type: ignore[misc]
     found._silent = set()
     return found
 

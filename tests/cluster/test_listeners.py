@@ -57,9 +57,9 @@ def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
         assert len(before) == count
         assert confine(process)
         assert exposed(process) == []
-        assert {each.port for each in listeners(process)} == before
+        assert {listener.port for listener in listeners(process)} == before
         assert not confine(process)  # there is nothing more to do
-        ports = {each.address: each.port for each in listeners(process)}
+        ports = {listener.address: listener.port for listener in listeners(process)}
         with socket.create_connection(("127.0.0.1", ports["127.0.0.1"])) as there:
             there.sendall(b"hello")
         assert child.stdout.read() == "hello\n"
@@ -72,9 +72,9 @@ def test_nobody_of_this_machine_reaches_a_child_that_was_made_deaf() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         confine(psutil.Process(child.pid), deaf=True)
-        for each in listeners(psutil.Process(child.pid)):
+        for listener in listeners(psutil.Process(child.pid)):
             with pytest.raises(TimeoutError):
-                socket.create_connection((each.address, each.port), timeout=0.2)
+                socket.create_connection((listener.address, listener.port), timeout=0.2)
         assert child.poll() is None
         child.kill()
 

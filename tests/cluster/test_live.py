@@ -20,7 +20,7 @@ from labkit import (
     LabkitError,
     ParameterServer,
 )
-from labkit.cluster.attached import LAST, Attached
+from labkit.cluster.last_experiment import LAST, Attached
 from labkit.cluster.live import Live
 from labkit.records.stream import FOLDER
 from labkit.strategies import Strategy

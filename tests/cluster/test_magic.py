@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from labkit import Cluster
-from labkit.cluster import magic, where
+from labkit.cluster import magic, stack_probe
 from labkit.cluster.magic import TRIES, CellFailed, retries_of, run_cell
-from labkit.cluster.where import place
+from labkit.cluster.stack_probe import place
 from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.heavy  # cells run on engines
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine ranks must not seem stuck."""
-    monkeypatch.setattr(where, "ANSWER", 60.0)
+    monkeypatch.setattr(stack_probe, "ANSWER", 60.0)
 
 
 def placed(source: str) -> str:
@@ -122,7 +122,9 @@ def test_engines_whose_ranks_die_before_a_cell_begins_start_anew_three_times() -
 def test_a_death_when_all_have_done_their_parts_fails_no_cell(answers: bool) -> None:
     cluster: Any = Dying(1, answers)
     cell: Any = magic._Cell.__new__(magic._Cell)
-    magic.Asked.__init__(cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)])
+    magic.CallRequest.__init__(
+        cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)]
+    )
     assert cell.dead() == (set() if answers else {1})
     if answers:
         cell._begun = cell._asked_at = time.monotonic()

@@ -9,7 +9,7 @@ from live_sample import ROWS, Told
 
 from labkit.cluster import RankError
 from labkit.cluster.panel import Panel
-from labkit.cluster.tally import Tally
+from labkit.cluster.run_progress import Tally
 from labkit.records import store
 
 

@@ -73,8 +73,11 @@ def by_all(
     built = model()
     try:
         return [
-            [inference.predict(communicator, built, each, x[:rows], batch_size) for rows in ROWS]
-            for each in strategies
+            [
+                inference.predict(communicator, built, strategy, x[:rows], batch_size)
+                for rows in ROWS
+            ]
+            for strategy in strategies
         ], built.predict(x, verbose=0)
     finally:
         restore()
@@ -183,8 +186,8 @@ def validated(communicator: Any, experiments: list[Experiment]) -> Any:
     from labkit.worker.session import TrainingSession, restore
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         logs: list[dict[str, float]] = []
         told = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda _, found, to=logs: to.append(found)
@@ -198,7 +201,7 @@ def validated(communicator: Any, experiments: list[Experiment]) -> Any:
             loop(step, lambda: (times.append(1), collect()), predict)
 
         session.loop = counting  # type: ignore[method-assign]
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         found.append((logs[-1], session.evaluate(), len(collected)))
         restore()
     return found

@@ -30,7 +30,7 @@ VIRTUAL: dict[str, Any] = {
 
 
 def weights(run: Run) -> list[np.ndarray]:
-    return [np.asarray(each) for each in run.model().get_weights()]
+    return [np.asarray(weight) for weight in run.model().get_weights()]
 
 
 def same(ours: Run, theirs: Run) -> bool:

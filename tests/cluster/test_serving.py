@@ -12,7 +12,7 @@ import labkit as lk
 from labkit import Cluster, InvalidInput
 from labkit.cluster import serve
 from labkit.cluster.serving import OWN, WAYS
-from labkit.records.questions.served import ALONE
+from labkit.records.analysis.serving_runs import ALONE
 
 X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
 WORKERS, UNDER_WAY = 3, 4  # a stream comes round to the first rank again

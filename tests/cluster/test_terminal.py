@@ -10,7 +10,7 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit import Cluster, Experiment
-from labkit.cluster.tally import Tally
+from labkit.cluster.run_progress import Tally
 from labkit.cluster.terminal import Line, in_notebook, line
 
 

@@ -19,7 +19,7 @@ from left import PATIENCE, left_of
 
 from labkit import Cluster
 from labkit.cli.app import app
-from labkit.cluster import launch, naming, warm
+from labkit.cluster import cluster_name, launch, warm
 from labkit.cluster.lease import KEEPER, WARM, Lease, take
 from labkit.cluster.start import Start
 from labkit.common import imports
@@ -147,41 +147,43 @@ def test_a_cluster_is_taken_from_who_keeps_it_warm_once(tmp_path: Path) -> None:
     ],
 )
 def test_another_shape_has_another_name(other: dict[str, Any]) -> None:
-    assert naming.usual_name(Start(**{"workers": 2} | other)) != naming.usual_name(Start(2))
+    assert cluster_name.usual_name(Start(**{"workers": 2} | other)) != cluster_name.usual_name(
+        Start(2)
+    )
 
 
 def test_engines_that_have_read_other_variables_or_run_other_code_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = naming.usual_name(Start(2))
+    usual = cluster_name.usual_name(Start(2))
     same = {"OMPI_MCA_btl": "tcp,self"}  # what a start sets itself, it sets for all
     same |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/x", "MPLBACKEND": "agg"}
     other = {"XLA_FLAGS": "--xla_dump_to=x", "PYTHONOPTIMIZE": "2", "LC_ALL": "C", "LANG": "xx"}
     for name, value in (same | other).items():
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert (naming.usual_name(Start(2)) == usual) == (name in same), name
+            assert (cluster_name.usual_name(Start(2)) == usual) == (name in same), name
     for name in ("version", "fingerprint"):
         with monkeypatch.context() as patch:
-            patch.setattr(naming, name, lambda *_: "another")
-            assert naming.usual_name(Start(2)) != usual, name
+            patch.setattr(cluster_name, name, lambda *_: "another")
+            assert cluster_name.usual_name(Start(2)) != usual, name
 
 
 def test_a_relative_folder_of_modules_is_another_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
-    here = naming.usual_name(Start(2))
+    here = cluster_name.usual_name(Start(2))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}{os.pathsep}/lib")
-    assert naming.usual_name(Start(2)) == here
+    assert cluster_name.usual_name(Start(2)) == here
     monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
     monkeypatch.chdir("/")
-    assert naming.usual_name(Start(2)) != here
-    assert naming.absolute({"PYTHONPATH": "src", "PATH": "bin"}) == {
+    assert cluster_name.usual_name(Start(2)) != here
+    assert cluster_name.absolute({"PYTHONPATH": "src", "PATH": "bin"}) == {
         "PYTHONPATH": "/src",
         "PATH": "bin",
     }
-    assert naming.absolute({"PYTHONPATH": ""}) == {"PYTHONPATH": ""}  # Python: none
+    assert cluster_name.absolute({"PYTHONPATH": ""}) == {"PYTHONPATH": ""}  # Python: none
 
 
 def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
@@ -222,7 +224,7 @@ def test_a_start_that_another_has_given_up_is_waited_for(tmp_path: Path) -> None
 def test_who_keeps_them_may_end_while_it_is_told_to(
     own_runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := naming.folder_of("1x1")).mkdir()
+    (folder := cluster_name.folder_of("1x1")).mkdir()
     store.write_json(folder / warm.FILE, {"workers": 1, "threads": 1, "pid": gone()})
     monkeypatch.setattr(warm, "ENDS", 0.0)
     with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="does not end"):
@@ -241,7 +243,7 @@ def test_memory_is_told_although_engines_have_just_ended() -> None:
 def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     own_runtime: Path, tmp_path: Path
 ) -> None:
-    folder = naming.folder_of(naming.usual_name(Start(2)))
+    folder = cluster_name.folder_of(cluster_name.usual_name(Start(2)))
     first = CliRunner().invoke(app, ["warm"], env={"LABKIT_PEERS": "/of/this/terminal"})
     assert first.output.startswith("warm after"), first.output
     again = CliRunner().invoke(app, ["warm", "--minutes", "5"])
@@ -279,7 +281,7 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
 
 @pytest.mark.slow
 def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -> None:
-    folder = naming.folder_of(naming.usual_name(Start(1)))
+    folder = cluster_name.folder_of(cluster_name.usual_name(Start(1)))
     said, already = warm.start(Start(1), idle=1)
     assert (said["state"], already) == ("warm", False)
     wait_for(folder, None)
@@ -296,7 +298,7 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
 def test_a_start_that_was_given_up_ends_as_if_who_waits_had_begun_it(
     own_runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := naming.folder_of(naming.usual_name(Start(1)))).mkdir()
+    (folder := cluster_name.folder_of(cluster_name.usual_name(Start(1)))).mkdir()
     command = [sys.executable, "-m", "labkit.cluster.warm", str(folder), Start(1).to_json(), "600"]
     with subprocess.Popen(command, cwd=folder) as warms:
         while launch.state(folder)["state"] != "starting":

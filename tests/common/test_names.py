@@ -41,7 +41,7 @@ NAMED = (("--image", names.IMAGE), ("--claim", names.SUBDOMAIN), ("--namespace",
 
 
 def labkit(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def refused(result: Result) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.communicator import ALGORITHMS, Communicator, world
 from labkit.schedules import ALLREDUCE
-from labkit.schedules.check import result
+from labkit.schedules.interpreter import result
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
 

@@ -12,7 +12,7 @@ import pytest
 from labkit import Cluster
 from labkit.cluster import RankError
 from labkit.schedules import ALLREDUCE
-from labkit.schedules.check import result
+from labkit.schedules.interpreter import result
 
 HOSTS = [[0, 1], [2, 3]]
 

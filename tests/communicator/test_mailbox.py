@@ -12,7 +12,7 @@ import pytest
 from labkit import Cluster, Network
 from labkit.cluster import RankError
 from labkit.communicator import TRANSPORTS, Slots, carrier
-from labkit.communicator.parcels import LEAST
+from labkit.communicator.rendezvous import LEAST
 
 LETTERS, NBYTES = 30, 4096
 SLOW = Network(latency=0.01, bandwidth=2e5)  # a letter of 4 kB takes 30 ms

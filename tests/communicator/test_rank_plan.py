@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from labkit.communicator.executor import _add, _received
 from labkit.communicator.rank_plan import Message, Sum, plan
 from labkit.schedules import ALLREDUCE, COLLECTIVES
-from labkit.schedules.check import result
+from labkit.schedules.interpreter import result
 
 SCHEDULES = {**ALLREDUCE, **{name: c.schedule for name, c in COLLECTIVES.items()}}
 

@@ -43,7 +43,7 @@ def test_twenty_signs_lie_as_they_are_drawn() -> None:
 def test_stretches_behind_each_other_are_the_tensor_and_zeros(n: int) -> None:
     import tensorflow as tf
 
-    cut = [each.numpy() for each in stretches(tf.range(1, n + 1), 8)]
+    cut = [stretch.numpy() for stretch in stretches(tf.range(1, n + 1), 8)]
     assert len(cut) == 8
     assert len({len(each) for each in cut}) == 1
     whole = np.concatenate(cut)

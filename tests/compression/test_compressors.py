@@ -31,7 +31,7 @@ from labkit.compression import (
     to_bytes,
 )
 from labkit.compression.compressor import compiled
-from labkit.programs.together import handed
+from labkit.programs.virtual_allreduce import handed
 
 LENGTHS = [0, 1, 7, 8, 1000, 1001]
 DTYPES = ["float32", "float64"]
@@ -395,6 +395,6 @@ def test_what_it_asks_for_is_known_without_tensors() -> None:
             [state, compressor.start(given.shape, 1, 0, 2)],
             lambda requests: seen.append((type(requests[0]), handed(requests[0]))),  # noqa: B023
         )
-        told = compressor.asks(given.shape, seen[0][1])
+        told = compressor.collectives(given.shape, seen[0][1])
         assert [kind for kind, _ in told] == [kind for kind, _ in seen], compressor
         assert [size for _, size in told] == pytest.approx([size for _, size in seen]), compressor

@@ -21,5 +21,5 @@ def test_a_variable_is_read_where_its_gradients_were_written(cut: bool) -> None:
     for bucket in buckets:
         for slot in bucket.slots:
             arena.piece(bucket, slot)[:] = range(slot.start, slot.stop)
-    assert [each.tolist() for each in arena.means] == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1]]
+    assert [mean.tolist() for mean in arena.means] == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1]]
     process.close()

@@ -27,7 +27,7 @@ def packed(
 
 
 def contents(buckets: list[Bucket]) -> list[list[tuple[int, int, int]]]:
-    return [[(slot.variable, slot.start, slot.stop) for slot in each.slots] for each in buckets]
+    return [[(slot.variable, slot.start, slot.stop) for slot in bucket.slots] for bucket in buckets]
 
 
 def test_small_gradients_are_fused_from_the_last_layer_on() -> None:

@@ -61,7 +61,7 @@ def test_in_common_memory_a_mean_of_large_values_is_their_mean_step_after_step(
             rows = [1 + uneven * rank for rank in range(communicator.size)]
             own = communicator.rank
             for n, mean in enumerate(traced(tf.constant(rows[own], tf.int64), *values[own])):
-                of_ranks = np.array([each[n] for each in values], np.float64)
+                of_ranks = np.array([value[n] for value in values], np.float64)
                 wanted = np.average(of_ranks, axis=0, weights=rows)
                 largest = max(largest, float(np.max(np.abs(mean.numpy() / wanted - 1))))
         return largest

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from labkit.exchange.service import wake_promptly
+from labkit.exchange.comm_thread import wake_promptly
 
 
 def _release() -> tuple[int, ...]:

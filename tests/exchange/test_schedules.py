@@ -252,9 +252,9 @@ def test_overlap_waits_where_the_core_that_moves_a_bucket_would_compute(
         """Whether the step stands still, its buckets, and the means, also of compressed ones."""
         import tensorflow as tf
 
-        from labkit.exchange import Exchange, choice
+        from labkit.exchange import Exchange, autotune
 
-        enough, choice.usable_cores = choice.usable_cores, lambda: cores
+        enough, autotune.usable_cores = autotune.usable_cores, lambda: cores
         try:
             means = []
             for compressor in (None, "Int8"):
@@ -267,7 +267,7 @@ def test_overlap_waits_where_the_core_that_moves_a_bucket_would_compute(
             assert len(exchange.buckets) == 2  # what is lossy is so alike on any machine
             return said["stands_still"], len(said["bucket_bytes"]), means
         finally:
-            choice.usable_cores = enough
+            autotune.usable_cores = enough
 
     [one, other] = cluster.call(trace, ranks=2, network=network)
     assert one == other

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import Cluster
-from labkit.exchange.choice import LEAST
+from labkit.exchange.autotune import LEAST
 
 WORDS, WIDTH = LEAST // 64, 8  # of a table of float64 that is just large enough
 BATCH = 40

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.common.checked import by_position
 from labkit.common.errors import InvalidInput
+from labkit.common.validated import by_position
 from labkit.compression import ErrorFeedback, TopK
 from labkit.experiment.experiment import UNSAID, Experiment
 from labkit.network import ComputeTime, Fault, Network
@@ -26,7 +26,7 @@ from labkit.strategies import (
     Pipeline,
     TensorParallel,
 )
-from labkit.strategies.refusals import OPTIMIZERS
+from labkit.strategies.validation import OPTIMIZERS
 
 X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 

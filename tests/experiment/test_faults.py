@@ -18,7 +18,7 @@ RING = lk.AllReduce("ring")
 def test_faults_are_given_in_any_way_and_written_down() -> None:
     kill = Fault(**KILL)
     ways = [Experiment(workers=2, faults=each) for each in ([kill], (kill,), kill, KILL, [KILL])]
-    assert {each.hash8 for each in ways} == {ways[0].hash8}
+    assert {way.hash8 for way in ways} == {ways[0].hash8}
     assert ways[0].to_json()["faults"] == [KILL]
     assert Experiment(workers=2, faults=ways[0].to_json()["faults"]) == ways[0]
     assert "kill" in repr(ways[0])

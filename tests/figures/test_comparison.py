@@ -26,8 +26,8 @@ from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import gathered
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.records.questions.losses import smoothed
-from labkit.records.questions.scaling import scalings, seed_bands
+from labkit.records.analysis.losses import smoothed
+from labkit.records.analysis.scaling import scalings, seed_bands
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}

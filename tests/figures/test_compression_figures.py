@@ -23,9 +23,9 @@ from labkit.figures.exchange.layer_errors import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store
+from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.bandwidths import Method, prediction_errors, winners
 from labkit.records.compressors import baseline_of, method
-from labkit.records.questions.spending import MEASURES, front, spending
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import seeds_of

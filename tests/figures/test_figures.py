@@ -16,9 +16,9 @@ from labkit.common.errors import LabkitError
 from labkit.figures import compare, curves, show, speedup, table, throughput
 from labkit.figures.kit.entries import PALETTE, entries, labels
 from labkit.records import store
-from labkit.records.questions.columns import differences
-from labkit.records.questions.losses import loss_curve, smoothed
-from labkit.records.questions.scaling import scalings
+from labkit.records.analysis.columns import differences
+from labkit.records.analysis.losses import loss_curve, smoothed
+from labkit.records.analysis.scaling import scalings
 from labkit.records.run import Run
 
 TOP_K = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "TopK", "ratio": 0.01}}

@@ -9,7 +9,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.figures import large_batch, large_batch_reading, large_batch_table
-from labkit.records.questions.settings import gathered
+from labkit.records.analysis.settings import gathered
 from labkit.records.run import Run
 
 TARGET = 0.8

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.figures.kit.naming import LONGEST, names
-from labkit.records.questions.columns import Value
+from labkit.records.analysis.columns import Value
 
 VALUES = {
     "strategy": st.sampled_from(["AllReduce", "DelayedGradients"]),

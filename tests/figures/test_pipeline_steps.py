@@ -11,7 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.figures.schedules.pipeline_steps import pipeline_steps
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import Table, interleaved
-from labkit.schedules.pipeline.held import in_flight, ticks
+from labkit.schedules.pipeline.stage_memory import in_flight, ticks
 
 
 def tables() -> list[Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.figures import serving, serving_reading
-from labkit.records.questions.served import ALONE, Served, served
+from labkit.records.analysis.serving_runs import ALONE, Served, served
 
 NETWORKS, SIZES = ("near", "far"), (1, 8)
 # ms of a batch, by way; over the far network what is divided takes longer.

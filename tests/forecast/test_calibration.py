@@ -10,7 +10,7 @@ import pytest
 import labkit as lk
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.forecast import Calibration, LayerCost, ModelCost, Spread, StepCost, WayCost, model_of
-from labkit.forecast.kept import merged
+from labkit.forecast.calibration_store import merged
 from labkit.network import Network
 
 
@@ -46,7 +46,7 @@ def test_whole_steps_are_kept_and_later_ones_count(tmp_path: Path) -> None:
     assert Calibration.load(tmp_path / "machine.json") == old
     assert ways[0].seconds.median == 2.0
     new = calibration().model_copy(update={"ways": (ways[1].model_copy(update={"runs": (4.0,)}),)})
-    assert [each.runs for each in merged(old, new).ways] == [(1.0, 3.0, 2.0), (4.0,)]
+    assert [way.runs for way in merged(old, new).ways] == [(1.0, 3.0, 2.0), (4.0,)]
     with pytest.raises(InvalidInput, match="runs"):
         WayCost(**fields, runs=[])
 

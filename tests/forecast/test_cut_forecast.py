@@ -10,13 +10,13 @@ import pytest
 import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.forecast import (
-    Asked,
     Calibration,
     LayerCost,
     ModelCost,
+    Query,
     Spread,
     StepCost,
-    Taken,
+    StepForecast,
     model_of,
 )
 from labkit.forecast.slices import Slice, sliced
@@ -34,7 +34,7 @@ def forecast(
     network: lk.Network,
     weights: tuple[tuple[int, ...], ...] = ((WIDTH, WIDTH), (WIDTH,)),
     **fields: Any,
-) -> Taken:
+) -> StepForecast:
     """Of six equal layers: a row takes 1 ms forward and 2 ms back."""
     experiment = lk.Experiment(
         **{"model": "mlp", "model_options": {"widths": [WIDTH] * 5}} | fields,
@@ -66,7 +66,7 @@ def forecast(
         for rows in (1, ROWS)
     )
     model = ModelCost(model=model_of(experiment), layers=layers, steps=steps, memory=WIDTH)
-    asked = Asked(experiment, Calibration(made="then", machine={}, models=(model,)), network)
+    asked = Query(experiment, Calibration(made="then", machine={}, models=(model,)), network)
     return experiment.strategy.forecast(asked)
 
 

@@ -16,8 +16,15 @@ from labkit.forecast import (
     Spread,
     StepCost,
 )
-from labkit.forecast.kept import differences, earlier, here, merged, place, this_machine
-from labkit.forecast.known import fits, sources
+from labkit.forecast.calibration_store import (
+    differences,
+    earlier,
+    here,
+    merged,
+    place,
+    this_machine,
+)
+from labkit.forecast.provenance import fits, sources
 
 NOW = "2026-01-01T00:00:00+00:00"
 
@@ -37,13 +44,13 @@ def made(**fields: Any) -> Calibration:
 
 def model(name: str, *rows: int, seconds: float = 1.0) -> ModelCost:
     parts = dict.fromkeys(("forward", "backward", "update", "other"), spread(seconds))
-    steps = [StepCost(rows=each, threads=1, together=1, **parts) for each in rows]
+    steps = [StepCost(rows=row, threads=1, together=1, **parts) for row in rows]
     layers = (LayerCost(name="dense", kind="Dense", forward=1, backward=1, out=4),)
     return ModelCost(
         model={"model": name, "dataset": "digits"},
         layers=layers,
         steps=tuple(steps),
-        read={each: spread(seconds) for each in rows},
+        read={row: spread(seconds) for row in rows},
     )
 
 

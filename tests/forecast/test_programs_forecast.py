@@ -12,19 +12,19 @@ from sample_programs import play as played
 import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.forecast import (
-    Asked,
     Calibration,
     CodecCost,
     LayerCost,
     ModelCost,
+    Query,
     Spread,
     StepCost,
-    Taken,
+    StepForecast,
     model_of,
 )
-from labkit.forecast.crowd import Crowd
-from labkit.forecast.hollow import Hollow
+from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.programs import play
+from labkit.forecast.worker_sampling import Crowd
 from labkit.strategies import STRATEGIES, Strategy
 
 NBYTES = 4 * SIZE * 8  # of the weights
@@ -32,7 +32,7 @@ ONE = Spread(median=0.1, low=0.1, high=0.1)
 NONE = Spread(median=0.0, low=0.0, high=0.0)
 
 
-def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -> Asked:
+def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -> Query:
     """A model of four vectors, with two rows for each worker."""
     rows = 2 * workers * steps
     given = {"clock": "virtual", "compute": 0.1, "network": FAST, "precision": "float64", "seed": 0}
@@ -53,10 +53,10 @@ def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -
         decode=ONE,
     )
     known = Calibration(made="then", machine={}, models=(model,), codecs=(codec,))
-    return Asked(experiment, known, FAST)
+    return Query(experiment, known, FAST)
 
 
-def forecast(strategy: lk.Strategy, workers: int, **fields: Any) -> Taken:
+def forecast(strategy: lk.Strategy, workers: int, **fields: Any) -> StepForecast:
     own = asked(strategy, workers, **fields)
     return own.experiment.strategy.forecast(own)
 
@@ -168,7 +168,7 @@ def test_all_have_a_forecast_or_say_why_not(name: str) -> None:
 
 
 def test_hollow_vectors_weigh_what_they_stand_for() -> None:
-    one, whole = Hollow(6), np.zeros(6, np.float32)
+    one, whole = MetaVector(6), np.zeros(6, np.float32)
     for each in (one, whole):
         made = np.concatenate(
             [(np.float32(2) * each - each / 3)[1:4], np.append(each, np.float32(1))]

@@ -70,7 +70,7 @@ def test_weak_keeps_rows_and_strong_divides_them() -> None:
 def test_the_fewest_servers_that_are_nearly_the_fastest_are_enough() -> None:
     servers = [lk.ParameterServer(servers=count) for count in (1, 2, 4)]
     chosen = STUDY.servers_needed(servers, 4)
-    times = [STUDY.at(4, strategy=each).seconds for each in servers]
+    times = [STUDY.at(4, strategy=server).seconds for server in servers]
     assert STUDY.at(4, strategy=chosen).seconds <= 1.05 * min(times)
     with pytest.raises(InvalidInput, match="no servers to choose from"):
         STUDY.servers_needed([])
@@ -84,7 +84,7 @@ def test_a_slow_rank_holds_up_all_who_wait_for_it() -> None:
 def test_a_map_has_all_places_and_times_to_a_target_are_of_those_who_come_there() -> None:
     ways = {"ring": RING, "seldom": SPARED}
     places = list(STUDY.map(ways, [2, 4], [1e6, 1e9], [1e-5]))
-    assert [(each.workers, each.bandwidth) for each in places] == [
+    assert [(place.workers, place.bandwidth) for place in places] == [
         *((2, 1e6), (2, 1e9), (4, 1e6), (4, 1e9)),
     ]
     first = places[0]

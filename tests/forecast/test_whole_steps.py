@@ -8,7 +8,7 @@ from sample_calibrations import calibration, exactly, experiment
 import labkit as lk
 from labkit.compression import Float16
 from labkit.forecast import Calibration, Forecast, Source, WayCost, model_of
-from labkit.forecast.whole import on_line
+from labkit.forecast.residual_correction import on_line
 from labkit.network import Network
 
 FAST, BETWEEN, SLOW, SLOWER = (

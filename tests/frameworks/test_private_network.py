@@ -11,7 +11,7 @@ import pytest
 from labkit import LabkitError
 from labkit.common.machine import TRUSTED
 from labkit.frameworks.private_network import isolate, private_network
-from labkit.frameworks.wires import book, connections
+from labkit.frameworks.tcp_counters import book, connections
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has namespaces")
 SERVER = """

@@ -16,8 +16,8 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import alone
 from labkit.frameworks.child import Child
+from labkit.frameworks.tcp_counters import Wires
 from labkit.frameworks.tf_config import on_hosts, on_this_host
-from labkit.frameworks.wires import Wires
 
 
 def told(*arguments: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_server_inside_a_worker_has_no_process_of_its_own() -> None:
 
 def test_ports_of_this_host_are_free_and_different() -> None:
     spec = on_this_host({"chief": 1, "worker": 3, "ps": 2})
-    addresses = [address for each in spec.jobs.values() for address in each]
+    addresses = [address for job in spec.jobs.values() for address in job]
     assert len({*addresses}) == 6
     for address in addresses:
         host, _, port = address.partition(":")

@@ -12,7 +12,7 @@ from sample_runs import write_run
 
 from labkit.gallery.check import check
 from labkit.gallery.evidence import numbers
-from labkit.gallery.executed import Asked
+from labkit.gallery.execution import GallerySpec
 from labkit.records.run import Run
 
 TABLE = pd.DataFrame(
@@ -32,10 +32,10 @@ TRUE = "- **ring** takes 12.5 ms at 4 KiB, tree 2.40 times as long; 1 MiB takes 
     ],
 )
 def test_numbers_are_read_with_their_units(text: str, read: list[tuple[str, float]]) -> None:
-    assert [(each.kind, pytest.approx(each.value)) for each in numbers(text)] == read
+    assert [(number.kind, pytest.approx(number.value)) for number in numbers(text)] == read
 
 
-def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[Asked, Path]:
+def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[GallerySpec, Path]:
     """A notebook that shows a table and says something of it, and the job that executed it."""
     cell = {"cell_type": "code", "id": "a", "execution_count": None, "outputs": []}
     parameters = cell | {"metadata": {"tags": ["parameters"]}, "source": "n: int = 3  # rows"}
@@ -52,7 +52,7 @@ def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[As
     executed = head | {"cells": [prose, answer | {"outputs": outputs}]}
     (path / "output.ipynb").write_text(json.dumps(executed))
     (path / "params.yaml").write_text("{}\n")
-    return Asked(notebook), path
+    return GallerySpec(notebook), path
 
 
 def test_true_sentences_stand(tmp_path: Path) -> None:

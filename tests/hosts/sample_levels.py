@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS, Communicator, world
-from labkit.exchange.choice import choose
+from labkit.exchange.autotune import choose
 from labkit.schedules import ALLREDUCE
 
 LENGTHS = (0, 1, 7, 30_001)

@@ -28,8 +28,8 @@ from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.start import Start
 from labkit.communicator import Communicator
 from labkit.hosts import Testbed
+from labkit.hosts.connection import login
 from labkit.hosts.queue import Queue
-from labkit.hosts.reach import login
 from labkit.records import store
 from labkit.records.stream import FOLDER, Reader
 
@@ -74,11 +74,11 @@ def listening(cluster: lk.Cluster) -> set[str]:
     """The addresses on which the Python processes of its keeper listen."""
     found = psutil.Process(cluster.state()["pid"]).children(recursive=True)
     return {
-        each.laddr.ip
+        connection.laddr.ip
         for process in found
         if "python" in process.name()
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
     }
 
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.hosts import means
-from labkit.hosts.bed import testbed as start_testbed
+from labkit.hosts import requirements
+from labkit.hosts.testbed import testbed as start_testbed
 
 
 def has_all_but(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
@@ -19,7 +19,7 @@ def has_all_but(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", which)
-    monkeypatch.setattr(means, "_has_pmix", lambda: means.PMIX not in absent)
+    monkeypatch.setattr(requirements, "_has_pmix", lambda: requirements.PMIX not in absent)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
@@ -47,11 +47,11 @@ def test_what_is_missing_is_named_with_its_package(
 
 
 def test_without_slurm_nothing_of_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_all_but(monkeypatch, *means.SLURM, means.PMIX)
-    means.require(slurm=False)
+    has_all_but(monkeypatch, *requirements.SLURM, requirements.PMIX)
+    requirements.require(slurm=False)
     has_all_but(monkeypatch, "tc")
     with pytest.raises(LabkitError, match=r"apt-get install iproute2$"):
-        means.require(slurm=False)
+        requirements.require(slurm=False)
 
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

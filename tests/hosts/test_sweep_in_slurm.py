@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from labkit.hosts import Testbed
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.records import store
 
 pytestmark = pytest.mark.slow
@@ -106,13 +106,16 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     until(lambda: sorted(begun()) == ["1"] * 3 + ["2"] * 3)
     again.kill()
     assert "4 members, 2 done" in again.communicate()[0]
-    assert (roster.read(SWEEP)["state"], states()) == ("interrupted", ["completed", "running"] * 2)
+    assert (manifest.read(SWEEP)["state"], states()) == (
+        "interrupted",
+        ["completed", "running"] * 2,
+    )
 
     # The record says that Slurm runs it. Ctrl-C lets Slurm end it, and says by whom.
     followed = start(bed, "sweep", SWEEP, "--resume")
     assert followed.stdout is not None
     assert "2 members in Slurm's queue already\n" in followed.stdout
-    os.kill(roster.read(SWEEP)["pid"], signal.SIGINT)
+    os.kill(manifest.read(SWEEP)["pid"], signal.SIGINT)
     said, _ = followed.communicate(timeout=PATIENCE)
     assert (followed.returncode, len(begun())) == (130, 6), said
     latest = statuses()

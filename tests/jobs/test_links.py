@@ -10,13 +10,13 @@ import pytest
 from sample_runs import write_run
 from special_files import KINDS, Kind, contents, link, pipe, put
 
-from labkit.cluster.resumed import earlier, path_of
+from labkit.cluster.resume import earlier, path_of
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.jobs.listing import jobs_and_runs
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.records import checkpoints, store
-from labkit.records.questions import searched
+from labkit.records.analysis import search_results
 from labkit.records.scan import LINKED, scan
 from labkit.records.stream import Reader, Writer, make_stream
 
@@ -51,7 +51,7 @@ def make_job(folder: Path) -> Path:
 def make_sweep() -> Path:
     folder = store.new_run_directory("runs", "sweep")
     record = {"members": [], "state": "interrupted", "notebook": "a.ipynb", "plan": ""}
-    store.write_json(folder / roster.FILE, record | {"pid": None})
+    store.write_json(folder / manifest.FILE, record | {"pid": None})
     make_job(folder / "001_a=1")
     return _filled(folder, SWEEP)
 
@@ -118,8 +118,8 @@ def test_a_sweep_is_not_resumed(kind: Kind) -> None:
     folder = make_sweep()
 
     def resume() -> None:
-        roster.read(folder)
-        with roster.owned(folder):
+        manifest.read(folder)
+        with manifest.owned(folder):
             pass
 
     for name in SWEEP:
@@ -157,7 +157,7 @@ def test_the_folder_of_all_runs_may_be_a_link() -> None:
     job = interrupted_job()
     assert store.unfinished_job("runs", "a.ipynb", {}) == job
     assert store.run_directory("a").parent == Path("large/interactive").resolve()
-    with roster.owned(make_sweep()):
+    with manifest.owned(make_sweep()):
         pass
     assert path_of(Path("runs/a/001/run")).name == "run"
 
@@ -239,15 +239,15 @@ def test_a_reader_waits_for_no_pipe_and_follows_no_link(kind: Kind) -> None:
     for name in ("model.keras", "history.parquet"):
         (run.path / name).touch()
         put(kind, run.path / name)
-    journal = Path("runs/sweep") / searched.JOURNAL
+    journal = Path("runs/sweep") / search_results.JOURNAL
     journal.touch()
     put(kind, journal)
     with pytest.raises(LabkitError, match=r"model\.keras is a"):
         _ = run.model_file
     with pytest.warns(UserWarning, match=r"history\.parquet is a .*, not a file"):
         assert run.history.empty
-    assert searched.folders([run]) == []
+    assert search_results.folders([run]) == []
     with pytest.raises(LabkitError, match=r"is a .*, not a file"):
-        searched.storage(journal.parent)
+        search_results.storage(journal.parent)
     (run.path / "seed1").symlink_to(os.path.abspath("outside"))
     assert run.seeds == []

@@ -17,7 +17,7 @@ from labkit.jobs.glue import scraps
 from labkit.jobs.log import Log, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store
-from labkit.records.export.told import points
+from labkit.records.export.fields import points
 from labkit.records.stream import FOLDER
 
 PARAMETERS = 'rate: float = 0.1  # of learning\nmodel: str = "mine"\nstrategy: str = "adam"'
@@ -118,7 +118,7 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
     assert "3 more numbers of their own are in the table" in text
     assert "F1 0.315" in lk.figures.reading(runs)
     figure = lk.compare(runs)
-    titles = [each.text for each in figure.layout.annotations]
+    titles = [annotation.text for annotation in figure.layout.annotations]
     assert "<b>F1</b>" in titles
     assert "<b>error</b>" not in titles  # it has no curve
     assert sum("own" in title for title in titles) == 5

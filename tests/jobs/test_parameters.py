@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs import kinds
+from labkit.jobs import annotation_types
 from labkit.jobs.parameters import UNKNOWN, check, check_fields, declared, parse, read_yaml
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -138,7 +138,7 @@ def test_types_are_read_as_python_reads_them() -> None:
         "int", "list[int]", "tuple[int, ...]", "dict[str, list[float]]", "Optional[int]",
         "Union[int, str]", "float | None", "Literal['a', -1, True]", "List[int]", "Any",
     ):  # fmt: skip
-        assert kinds.read(annotation) == eval(annotation, vars(typing))
+        assert annotation_types.read(annotation) == eval(annotation, vars(typing))
 
 
 def test_an_unknown_name_gets_the_nearest_one_and_all_that_are_allowed() -> None:

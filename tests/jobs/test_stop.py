@@ -17,8 +17,8 @@ from labkit.cli.app import app
 from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, is_ours
 from labkit.jobs.stop import stop
-from labkit.jobs.sweep import roster
-from labkit.jobs.sweep.plan import Asked, make
+from labkit.jobs.sweep import manifest
+from labkit.jobs.sweep.plan import SweepSpec, make
 from labkit.records import registry, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
@@ -163,16 +163,16 @@ def test_another_login_finds_what_this_one_has_started(
 @pytest.mark.parametrize("launcher", [[], ["--launcher", "local"]])
 def test_a_member_whose_element_runs_on_does_not_run_anew(launcher: list[str], asked: Path) -> None:
     shutil.copy(NOTEBOOK.with_name("is_swept.ipynb"), ".")
-    plan = make(Path("is_swept.ipynb"), Asked({"number": (1, 2)}, {}))
-    sweep = roster.create(Path("runs"), "sweep", plan)
-    roster.update(sweep, slurm="", state="interrupted")
-    member = roster.queue(sweep, plan, plan.members[1], element="12_3")
+    plan = make(Path("is_swept.ipynb"), SweepSpec({"number": (1, 2)}, {}))
+    sweep = manifest.create(Path("runs"), "sweep", plan)
+    manifest.update(sweep, slurm="", state="interrupted")
+    member = manifest.queue(sweep, plan, plan.members[1], element="12_3")
     told = CliRunner().invoke(app, ["sweep", str(sweep), "--resume", *launcher])
     assert told.exit_code == 1, told.output
     assert f"{member.name}: job 12_3 is running" in told.output
     assert "scancel 12_3" in told.output
     assert store.read_json(member / "status.json")["element"] == "12_3"
-    assert roster.read(sweep)["slurm"] == ""  # still Slurm's
+    assert manifest.read(sweep)["slurm"] == ""  # still Slurm's
     assert "sbatch" not in asked.read_text()
 
 

@@ -16,7 +16,7 @@ import labkit as lk
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.keras import LARS
-from labkit.strategies.refusals import refuse_norms
+from labkit.strategies.validation import refuse_norms
 
 SHAPES = [(6, 5), (5,), (3, 2, 4), ()]
 OPTIONS: dict[str, Any] = {"momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.03}
@@ -27,8 +27,8 @@ def replayed(
 ) -> list[np.ndarray]:
     """The published rule, written anew."""
     m, trust, decay = (OPTIONS[n] for n in ("momentum", "trust_coefficient", "weight_decay"))
-    found = [each.copy() for each in weights]
-    velocities = [np.zeros_like(each) for each in weights]
+    found = [weight.copy() for weight in weights]
+    velocities = [np.zeros_like(weight) for weight in weights]
     for step in gradients:
         for number, g in enumerate(step):
             w, scale = found[number], 1.0

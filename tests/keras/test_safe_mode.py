@@ -94,7 +94,7 @@ ODD: dict[str, Any] = {
         "registered_name": None,
     },
     "a class of labkit": {
-        "module": "labkit.hosts.space",
+        "module": "labkit.hosts.host_namespaces",
         "class_name": "Space",
         "config": {"host": {"name": "a"}},
         "registered_name": "Space",

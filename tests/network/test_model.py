@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.network import PRESETS, Network, Slowdown
-from labkit.schedules import check, spanning_trees
+from labkit.schedules import interpreter, spanning_trees
 
 
 def test_presets_get_faster_and_nearer_in_order_of_their_names() -> None:
@@ -113,7 +113,7 @@ def test_a_network_lays_out_the_schedules_that_follow_it() -> None:
     hosts = Network(latency=0, bandwidth=1, hosts=((0, 2), (1, 3)))
     first = next(iter(hosts.schedule("hierarchical")(4)))
     assert first.rows() == [(2, 0, 0, 2, True), (3, 1, 0, 2, True)]
-    assert check.count(hosts.schedule("ring")(4), 4).chunks == 4
+    assert interpreter.count(hosts.schedule("ring")(4), 4).chunks == 4
 
 
 def test_a_part_keeps_hosts_links_and_slow_ranks_under_new_numbers() -> None:

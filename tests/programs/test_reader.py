@@ -14,7 +14,7 @@ from labkit import ErrorFeedback, TopK
 from labkit.common.errors import LabkitError
 from labkit.programs.actions import Gradient, Message
 from labkit.programs.carriers import Event
-from labkit.programs.kept import Kept, keep, taken
+from labkit.programs.program_state import ProgramState, keep, taken
 
 
 def again(thing: Any, **outside: object) -> Any:
@@ -27,7 +27,7 @@ def again(thing: Any, **outside: object) -> Any:
         None, True, 1, 2**127, -0.0, float("inf"), "é\ud800", [], (), set(), {}, deque(maxlen=2),
         [1, [2, (3, {4: "a"})]], {(1, 2): {"x"}, None: deque([1, 2], 3)}, {1: 1, 1.5: 2, "1": 3},
         np.float32(0.1), np.int64(3), np.bool_(True), np.dtype("int8"), np.dtype("bfloat16"),
-        ml_dtypes.bfloat16(0.1), Event("_comes", (1, 2)), Kept("{}", ()), {np.int64(1): 2},
+        ml_dtypes.bfloat16(0.1), Event("_comes", (1, 2)), ProgramState("{}", ()), {np.int64(1): 2},
         ErrorFeedback(TopK(0.2)),
     ],
     ids=repr,

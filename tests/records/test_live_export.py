@@ -14,8 +14,8 @@ from sample_runs import experiment, history, metrics, write_run
 
 import labkit
 from labkit.records import store
+from labkit.records.export.fields import points, results
 from labkit.records.export.live import Follower, MlflowStore, Store, TensorBoardStore
-from labkit.records.export.told import points, results
 from labkit.records.run import Run
 from labkit.records.store import this_process
 from labkit.records.stream import FOLDER, Writer
@@ -75,7 +75,7 @@ def in_tensorboard(folder: Path) -> Curves:
 
     read = EventAccumulator(str(folder), {"scalars": 0})
     read.Reload()
-    found = [(name, each) for name in read.Tags()["scalars"] for each in read.Scalars(name)]
+    found = [(name, Scalar) for name in read.Tags()["scalars"] for Scalar in read.Scalars(name)]
     curves = {(name, each.step): each.value for name, each in found}
     assert len(curves) == len(found)
     return curves

@@ -12,10 +12,10 @@ from sample_runs import experiment, metrics
 from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
 from labkit.records import store
+from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.spending import to_target
 from labkit.records.measure import summarise
 from labkit.records.pace import in_order, own_pace
-from labkit.records.questions.losses import epoch_results, loss_curve
-from labkit.records.questions.spending import to_target
 from labkit.records.result import RankResult, Verdict, WholeResult
 from labkit.records.run import Run
 

@@ -16,8 +16,8 @@ from sample_runs import experiment, metrics, write_run
 from labkit.cli.app import app
 from labkit.figures.kit.entries import named
 from labkit.jobs.listing import run_row
-from labkit.records.export.told import epoch_points, moment, parameters, results, tags
-from labkit.records.questions.columns import differences
+from labkit.records.analysis.columns import differences
+from labkit.records.export.fields import epoch_points, moment, parameters, results, tags
 from labkit.records.run import frame, key_metrics, known, verdict
 from labkit.records.scan import Found
 from labkit.records.shape import FIELDS, wrong_field

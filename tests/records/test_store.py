@@ -215,8 +215,8 @@ def test_runs_are_found_at_any_depth_but_not_inside_a_run(tmp_path: Path) -> Non
     top = write_run(job)
     write_run(top.path, "seed0")
     other = write_run(tmp_path / "interactive")
-    assert {each.path for each in find_runs(tmp_path)} == {top.path, other.path}
-    assert [each.path for each in find_runs(top.path)] == [top.path]
+    assert {run.path for run in find_runs(tmp_path)} == {top.path, other.path}
+    assert [run.path for run in find_runs(top.path)] == [top.path]
 
 
 @pytest.mark.parametrize("kept", [0, 3, -3])
@@ -253,7 +253,7 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons
     with pytest.warns(UserWarning, match="left out") as warned:
-        assert [each.path for each in find_runs(tmp_path)] == [good.path]
+        assert [run.path for run in find_runs(tmp_path)] == [good.path]
     assert len(warned) == 4
 
 

@@ -20,8 +20,8 @@ STEPS = {
 def sweep(steps: Mapping[tuple[int, int], Sequence[float]]) -> ThreadSweep:
     timed = [
         Timed(32, *pair, repeat, ms)
-        for pair, each in steps.items()
-        for repeat, ms in enumerate(each)
+        for pair, step in steps.items()
+        for repeat, ms in enumerate(step)
     ]
     return ThreadSweep(timed, cores=2)
 

@@ -136,8 +136,8 @@ def test_a_filter_and_a_column_of_one_name_mean_the_same_parameter(tmp_path: Pat
 
 def test_a_compressor_is_spoken(tmp_path: Path) -> None:
     methods = (None, {"name": "TopK", "ratio": 0.01})
-    strategies = [{"name": "AllReduce", "compressor": each} for each in methods]
-    table = table_of(settings([write_run(tmp_path, strategy=each) for each in strategies]))
+    strategies = [{"name": "AllReduce", "compressor": method} for method in methods]
+    table = table_of(settings([write_run(tmp_path, strategy=strategy) for strategy in strategies]))
     assert cells(table, "compressor")[1] == "TopK 1 %"
 
 

@@ -55,11 +55,11 @@ def test_the_title_of_a_panel_ends_before_the_next_panel() -> None:
     beside = {"xaxis": {"domain": [0, 0.45]}, "xaxis2": {"domain": [0.55, 1]}}
     svg = drawn(line, line | {"xaxis": "x2", "yaxis": "y2"}, annotations=notes, **beside)
     texts = [each for each in svg.iter("text") if (each.text or "").startswith("mean over")]
-    starts = sorted(float(each.get("x", 0)) for each in texts)
-    for each, end in zip(texts, [starts[1], 640.0], strict=True):
-        assert each.text
-        assert each.text.endswith("…")
-        assert float(each.get("x", 0)) + 5 * len(each.text) < end
+    starts = sorted(float(text.get("x", 0)) for text in texts)
+    for text, end in zip(texts, [starts[1], 640.0], strict=True):
+        assert text.text
+        assert text.text.endswith("…")
+        assert float(text.get("x", 0)) + 5 * len(text.text) < end
     whole = drawn(line, annotations=notes[:1])
     assert long in said(whole)
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from labkit.schedules.check import ScheduleError
-from labkit.schedules.pipeline.held import in_flight
+from labkit.schedules.interpreter import ScheduleError
+from labkit.schedules.pipeline.stage_memory import in_flight
 from labkit.schedules.pipeline.table import MESSAGES, Row, Table
 
 Value: TypeAlias = tuple[str, int, int]  # activation or gradient, the stage that made it, its batch

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, allreduce, named, ring
-from labkit.schedules.check import ScheduleError, check, execute, result
+from labkit.schedules.interpreter import ScheduleError, check, execute, result
 
 SIZES = range(1, 18)
 NAMES = [*ALLREDUCE, *COLLECTIVES]

@@ -159,13 +159,13 @@ def test_dense_layers_read_all_and_the_loss_meets_on_machine_0() -> None:
         Layer("loss", "loss", (1, 1, 10), trains=False),
     ]
     found = crossing(layers, (2, 2))
-    assert [each for each in found.rows() if each[0] == 2] == [
+    assert [row for row in found.rows() if row[0] == 2] == [
         (2, source, destination, 4 * 3)
         for source in range(4)
         for destination in range(4)
         if source != destination
     ]
-    assert [each for each in found.rows() if each[0] == 3] == [
+    assert [row for row in found.rows() if row[0] == 3] == [
         (3, 1, 0, 3),
         (3, 2, 0, 2),
         (3, 3, 0, 3),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE, allreduce, host_groups, two_level
-from labkit.schedules.check import check
+from labkit.schedules.interpreter import check
 
 
 @st.composite

@@ -11,8 +11,8 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import check_algorithm
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, in_network, named, switch_above
-from labkit.schedules.check import check, result
 from labkit.schedules.holdings import follow
+from labkit.schedules.interpreter import check, result
 from labkit.simulate import closed_form, simulate
 
 A, B, N = 0.25, 0.5, 48.0  # α s, β s a byte, n bytes

@@ -13,10 +13,10 @@ from pipeline_world import check
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
-from labkit.schedules.check import ScheduleError
+from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline import Table, interleaved, one_forward_one_backward, pipedream
-from labkit.schedules.pipeline.held import in_flight, stashed, versions
 from labkit.schedules.pipeline.layout import lay_out
+from labkit.schedules.pipeline.stage_memory import in_flight, stashed, versions
 
 UP_TO = range(1, 17)
 

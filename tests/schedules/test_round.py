@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.schedules.check import ScheduleError, result
+from labkit.schedules.interpreter import ScheduleError, result
 from labkit.schedules.round import Round, beside, boundaries, circle, count_chunks, join
 
 

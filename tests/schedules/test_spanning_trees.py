@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import allreduce, pack, spanning_trees
-from labkit.schedules.check import check
+from labkit.schedules.interpreter import check
 from labkit.schedules.spanning_trees import Tree
 
 
@@ -60,8 +60,8 @@ def test_any_joined_links_end_with_the_sum(
 def test_equal_links_give_the_stars_that_are_the_default(size: int) -> None:
     links = {(a, b): 1.0 for a in range(size) for b in range(size) if a != b}
     assert set(pack(size, links).values()) == {1}
-    rounds = [each.rows() for each in spanning_trees(size, links)]
-    assert rounds == [each.rows() for each in spanning_trees(size)]
+    rounds = [tree.rows() for tree in spanning_trees(size, links)]
+    assert rounds == [tree.rows() for tree in spanning_trees(size)]
 
 
 def test_a_double_link_is_in_both_trees_of_a_triangle() -> None:

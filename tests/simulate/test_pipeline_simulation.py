@@ -8,7 +8,7 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.schedules import PIPELINE
-from labkit.schedules.check import ScheduleError
+from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline import Table, interleaved
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 

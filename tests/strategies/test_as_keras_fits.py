@@ -188,15 +188,15 @@ def train(communicator: Any, questions: list[Experiment], alone: bool = False) -
             epochs.append(logs)
 
     found = []
-    for each in questions:
+    for question in questions:
         epochs: list[dict[str, float]] = []
-        session = TrainingSession(each, communicator, read(each, communicator))
+        session = TrainingSession(question, communicator, read(question, communicator))
         session.callbacks.append(Logs())
         if alone:
             session.compile(session.optimizer())
             session.fit([])
         else:
-            each.strategy.train(session)
+            question.strategy.train(session)
         weights = [variable.numpy() for variable in session.model.trainable_variables]
         held_out = {k: float(v) for k, v in epochs[-1].items() if k.startswith("val_")}
         # Of the losses of several outputs Keras weights batches alike, whatever their rows.
@@ -214,7 +214,7 @@ def assert_same(
     workers: int = 2,
 ) -> None:
     """Weights, the losses of epochs, and metrics of held-out rows are those of Keras."""
-    questions = [experiment(each, model, dataset, workers) for each in strategies]
+    questions = [experiment(strategy, model, dataset, workers) for strategy in strategies]
     (((weights, losses, metrics),),) = cluster.call(
         train, [questions[0].replace(workers=1, strategy=Layerwise())], True, ranks=1
     )

@@ -24,7 +24,7 @@ from labkit import (
     PowerSGD,
 )
 from labkit.common.errors import InvalidInput
-from labkit.compression.chance import uniform
+from labkit.compression.random_bits import uniform
 from labkit.network import Slowdown
 from labkit.programs import Gradient
 
@@ -356,10 +356,10 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
     from labkit.worker.session import TrainingSession
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         session.feed.validation = None
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         weights = [weight.numpy() for weight in session.model.weights]
         found.append((weights, [int(row["wire_bytes"]) for row in session.stage.rows]))
         session.close()
@@ -410,12 +410,12 @@ def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, An
     from labkit.worker.session import TrainingSession
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         session.feed.validation = None
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         stage, layers = session.stage, session.model.non_trainable_variables
-        workers = [stage.replica.states(worker) for worker in range(each.workers)]
+        workers = [stage.replica.states(worker) for worker in range(experiment.workers)]
         slots = [np.concatenate([np.ravel(v) for v in stage._shards[w].slots]) for w in range(3)]
         found.append(([layer.numpy() for layer in layers], workers, slots))
         session.close()
@@ -514,10 +514,10 @@ def learned(communicator: Any, experiments: list[Experiment]) -> list[tuple[floa
     from labkit.worker.session import TrainingSession
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         session.feed.validation = None
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         rows = session.stage.rows
         ends = (min(row["step"] for row in rows), max(row["step"] for row in rows))
         first, last = (np.mean([row["loss"] for row in rows if row["step"] == at]) for at in ends)

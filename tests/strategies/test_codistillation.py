@@ -39,7 +39,7 @@ def test_others_are_heard_a_period_later(exchange: Any) -> None:
                 )
                 drawn = np.tile(drawn, 4 * SIZE // PASSED)
                 gradients[worker] = gradients[worker] + 0.5 * (0.01 * weights - drawn)
-        own = [weights - 0.1 * each for weights, each in zip(own, gradients, strict=True)]
+        own = [weights - 0.1 * gradient for weights, gradient in zip(own, gradients, strict=True)]
     for worker in range(WORKERS):
         np.testing.assert_allclose(scenes.held[worker], own[worker], rtol=1e-12)
     rows = [row for row in scenes.rows if row["rank"] == 0]
@@ -75,7 +75,7 @@ def parts(communicator: Any, experiment: Experiment, equal: bool) -> dict[str, A
     first = [weight.numpy() for weight in session.model.weights]
     steps = session.feed.steps * experiment.epochs
     rows = [
-        [tuple(np.asarray(each) for each in batches(worker, step)[:2]) for step in range(steps)]
+        [tuple(np.asarray(batch) for batch in batches(worker, step)[:2]) for step in range(steps)]
         for worker in range(experiment.workers)
     ]
     meter = communicator.traffic

@@ -44,8 +44,8 @@ def test_servers_see_no_difference(way: Any, stages: int) -> None:
     _, ours, diary = play(way.model_copy(update={"stages": stages}), 3, **law)
     _, theirs, plain = play(way, 3, **law)
     told = ("server", "update", "worker", "step", "version", "rows", "staleness")
-    assert [[each[name] for name in told] for each in diary.events] == [
-        [each[name] for name in told] for each in plain.events
+    assert [[event[name] for name in told] for event in diary.events] == [
+        [event[name] for name in told] for event in plain.events
     ]
     assert ours.epochs == theirs.epochs
     assert all(ours.held[n] == pytest.approx(theirs.held[n], abs=1e-12) for n in theirs.held)
@@ -157,7 +157,7 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, Any]]) -> list[flo
         theirs = whole_ones.get(plain.hash8) or train(plain)
         whole_ones[plain.hash8] = theirs
         events = sorted(theirs.interleaving, key=lambda each: each["applied"])
-        order = [tuple(int(each[k]) for k in ("server", "worker", "step")) for each in events]
+        order = [tuple(int(event[k]) for k in ("server", "worker", "step")) for event in events]
         strategy = plain.strategy.model_copy(update=cut)
         ours = train(plain.replace(strategy=strategy, order=order))
         assert len(ours.interleaving) == len(events)
@@ -210,10 +210,10 @@ def sent(communicator: Any, experiments: list[Experiment]) -> list[float]:
     from labkit.worker.session import TrainingSession
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         session.feed.validation = None
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         found.append(sum(row["wire_bytes"] for row in session.stage.rows))
     return found
 

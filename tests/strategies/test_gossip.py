@@ -15,7 +15,7 @@ from labkit import Experiment, Gossip, ParameterAveraging
 from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
 from labkit.programs import Gradient, Message
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs.virtual_runtime import VirtualRuntime
 
 # Of a directed graph: the first worker tells both others, who tell one each.
 DIRECTED = ((0.4, 0.0, 0.5), (0.3, 0.7, 0.0), (0.3, 0.3, 0.5))
@@ -28,7 +28,7 @@ def gradient(weights: np.ndarray, worker: int) -> np.ndarray:
     return 0.01 * weights + (worker + 1)
 
 
-class Heard(VirtualWorld):
+class Heard(VirtualRuntime):
     """A world whose sends and deliveries of values are written down, in their order."""
 
     log: ClassVar[list[tuple[str, int, int, int]]] = []
@@ -47,7 +47,7 @@ class Heard(VirtualWorld):
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, int]]:
     monkeypatch.setattr(Heard, "log", [])
-    monkeypatch.setattr(sample_programs, "VirtualWorld", Heard)
+    monkeypatch.setattr(sample_programs, "VirtualRuntime", Heard)
     return Heard.log
 
 

@@ -65,7 +65,7 @@ def halves() -> list[Any]:
 
     class Half(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.set_weights([each / 2 for each in self.model.get_weights()])
+            self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
     return [Half()]
 
@@ -86,7 +86,7 @@ def sets_weights() -> list[Any]:
                 self.other(batch)
 
         def other(self, number: int) -> None:
-            shapes = [each.shape for each in self.model.weights]
+            shapes = [weight.shape for weight in self.model.weights]
             sizes = [int(np.prod(shape)) for shape in shapes]
             waves = [0.1 * np.cos(number + np.arange(size)) for size in sizes]
             self.model.set_weights([w.reshape(s) for w, s in zip(waves, shapes, strict=True)])
@@ -102,14 +102,14 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
     from labkit.worker.session import TrainingSession, restore
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         losses: list[float] = []
         told = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda _, logs, to=losses: to.append(logs.get("val_loss", 0.0))
         )
         session.callbacks.append(told)
-        each.strategy.train(session)
+        experiment.strategy.train(session)
         session.close()
         found.append((session.model.get_weights(), losses))
         restore()
@@ -141,12 +141,16 @@ def test_weights_that_callbacks_set_count_as_in_one_process(
     cluster: Cluster, cases: list[dict[str, Any]]
 ) -> None:
     experiments = [Experiment(**SMALL | case, epochs=3) for case in cases]
-    alone = [each.replace(workers=1, strategy=AllReduce()) for each in experiments]
+    alone = [experiment.replace(workers=1, strategy=AllReduce()) for experiment in experiments]
     one = cluster.call(trained, alone, ranks=1)[0]
     for rank in cluster.call(trained, experiments, ranks=experiments[0].workers):
-        for (weights, losses), (expected, right), each in zip(rank, one, experiments, strict=True):
+        for (weights, losses), (expected, right), experiment in zip(
+            rank, one, experiments, strict=True
+        ):
             for mine, theirs in zip(weights, expected, strict=True):
-                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10, err_msg=str(each))
+                np.testing.assert_allclose(
+                    mine, theirs, rtol=0, atol=1e-10, err_msg=str(experiment)
+                )
             np.testing.assert_allclose(losses, right, rtol=1e-10)
             assert len(losses) == 3
 
@@ -157,9 +161,9 @@ def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
     from labkit.worker.session import TrainingSession, restore
 
     same = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
-        strategy: Any = each.strategy
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
+        strategy: Any = experiment.strategy
         share, _ = strategy.start(session)
         random = np.random.default_rng(0)
         for away in (False, True):
@@ -196,9 +200,9 @@ def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
     from labkit.worker.session import TrainingSession, restore
 
     found = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
-        strategy: Any = each.strategy
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
+        strategy: Any = experiment.strategy
         share, step = strategy.start(session)
         x, y = next(iter(session.feed.train))[:2]
 

@@ -66,11 +66,11 @@ UNLIKE = REPLICAS | {"shards": "by_label"}  # data of the replicas
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
+    return [dict(equivalence.verify(e, communicator, read(e, communicator))) for e in experiments]
 
 
 @pytest.mark.slow

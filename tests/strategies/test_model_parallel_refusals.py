@@ -174,11 +174,11 @@ def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
     from labkit.worker.session import TrainingSession, restore
 
     said = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         session.loop = None  # type: ignore[assignment,method-assign]
         try:
-            each.strategy.train(session)
+            experiment.strategy.train(session)
         except InvalidInput as error:
             said.append(str(error))
         restore()

@@ -39,11 +39,11 @@ VIRTUAL = {"clock": "virtual", "compute": 0.01, "network": "1GbE"}
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
+    return [dict(equivalence.verify(e, communicator, read(e, communicator))) for e in experiments]
 
 
 def verdicts(cluster: Cluster, experiments: list[Experiment]) -> list[dict[str, Any]]:
@@ -321,7 +321,7 @@ def test_what_was_said_is_said_again_by_servers_written_anew(
 def swapped(communicator: Any, wanted: Experiment, cache: str) -> dict[str, Any]:
     """The verdict where worker 1 computes at the weights that worker 0 had last."""
     from labkit.programs.replica import Replica
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
@@ -333,7 +333,7 @@ def swapped(communicator: Any, wanted: Experiment, cache: str) -> dict[str, Any]
 
     Replica.gradient = gradient  # type: ignore[method-assign]
     try:
-        return dict(gate.verify(wanted, communicator, read(wanted, communicator)))
+        return dict(equivalence.verify(wanted, communicator, read(wanted, communicator)))
     finally:
         Replica.gradient = plain  # type: ignore[method-assign]
 

@@ -62,10 +62,10 @@ def refusals(communicator: Any, experiments: list[Experiment]) -> list[str]:
     from labkit.worker.session import TrainingSession, restore
 
     said = []
-    for each in experiments:
-        session = TrainingSession(each, communicator, read(each, communicator))
+    for experiment in experiments:
+        session = TrainingSession(experiment, communicator, read(experiment, communicator))
         with pytest.raises(InvalidInput) as caught:
-            each.strategy.train(session)
+            experiment.strategy.train(session)
         said.append(str(caught.value))
         session.close()
         restore()
@@ -128,7 +128,7 @@ def test_what_needs_kerass_own_training_step_is_refused(
 def test_a_model_that_comes_with_a_scaled_loss_is_refused_by_all_ranks(cluster: Cluster) -> None:
     strategies = [Pipeline(microbatches=2), DelayedGradients(), TensorParallel()]
     fields: dict[str, Any] = SMALL | {"model": scaled, "model_options": {}}
-    experiments = [Experiment(**fields | {"strategy": each}) for each in strategies]
+    experiments = [Experiment(**fields | {"strategy": strategy}) for strategy in strategies]
     for said in cluster.call(refusals, experiments, ranks=2):
         assert len(said) == 3
         assert all("compiled with a LossScaleOptimizer" in each for each in said)

@@ -14,7 +14,7 @@ from listening import watched
 from labkit import AllReduce, Cluster, Experiment, InvalidInput, Peer
 from labkit.frameworks import environments
 from labkit.frameworks.environments import MARK, SET_UP, Found, find
-from labkit.records.questions.frameworks import beside
+from labkit.records.analysis.frameworks import beside
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_what_is_not_the_same_elsewhere_is_refused_before_a_process_starts(
 
 
 def test_what_is_not_installed_is_refused_with_what_to_do(set_up: Path) -> None:
-    assert given().strategy.made_with == f"9.8 {set_up.parent}/bin/python"
+    assert given().strategy.environment_key == f"9.8 {set_up.parent}/bin/python"
     there = given()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environments, "versions", lambda modules: f"{modules[0]} 9.9")
         # A verdict of the gate is kept for these versions alone.
-        assert there.strategy.made_with == f"torch 9.9 {sys.executable}"
+        assert there.strategy.environment_key == f"torch 9.9 {sys.executable}"
     set_up.unlink()
     with pytest.raises(InvalidInput, match=r"torch is not installed.*labkit peers setup ddp"):
         given()

@@ -14,9 +14,9 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.datasets.planted import factorization_optimum, ratings
 from labkit.network import ComputeTime
-from labkit.programs import Diary, Gradient, Roles
-from labkit.programs.times import Laws
-from labkit.programs.virtual import VirtualWorld
+from labkit.programs import EventLog, Gradient, Roles
+from labkit.programs.timing import TimingModel
+from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.scheduled_blocks import ScheduledBlocks
 
 ROWS, COLUMNS, ALPHA = 90, 30, 0.1
@@ -137,7 +137,7 @@ class Rated(Numbers):
 
 def rounds(
     strategy: ScheduledBlocks, count: int, scenes: Numbers | None = None
-) -> tuple[Numbers, VirtualWorld]:
+) -> tuple[Numbers, VirtualRuntime]:
     """So many rounds of three workers."""
     weights = np.zeros(COLUMNS)
     if isinstance(scenes, Rated):
@@ -145,10 +145,10 @@ def rounds(
     scenes = scenes or Squares()
     roles = Roles(3, [], count, 1, weights, [0, 1, 2], 0, layers=[10, 20], rate=0.5)
     scenes.held = dict.fromkeys(range(3), weights)
-    diary = Diary(scenes, count, writers=range(3))
+    diary = EventLog(scenes, count, writers=range(3))
     programs = {number: strategy.program(roles, number) for number in range(3)}
-    laws = Laws(ComputeTime(0.1), {}, 3)
-    world = VirtualWorld(programs, [0, 1, 2], scenes, diary, laws, FAST)
+    laws = TimingModel(ComputeTime(0.1), {}, 3)
+    world = VirtualRuntime(programs, [0, 1, 2], scenes, diary, laws, FAST)
     world.play()
     return scenes, world
 

@@ -235,5 +235,5 @@ def test_half_precision_is_refused_where_nobody_scales_the_loss(strategy: Strate
 def test_the_clocks_of_one_host_are_one_within_what_is_measured(cluster: Cluster) -> None:
     run = cluster.run(experiment(Pipeline(schedule="gpipe", microbatches=2)))
     clocks = run.metrics["clocks"]
-    assert [each["rank"] for each in clocks] == [0, 1]
-    assert all(abs(each["offset_s"]) <= each["within_s"] for each in clocks)
+    assert [clock["rank"] for clock in clocks] == [0, 1]
+    assert all(abs(clock["offset_s"]) <= clock["within_s"] for clock in clocks)

@@ -68,11 +68,11 @@ def codes() -> Any:
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return [dict(gate.verify(e, communicator, read(e, communicator))) for e in experiments]
+    return [dict(equivalence.verify(e, communicator, read(e, communicator))) for e in experiments]
 
 
 def assert_exact(cluster: Cluster, *experiments: dict[str, Any]) -> None:
@@ -175,27 +175,27 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
         assert one["held"].keys() == other["held"].keys()
         for path, value in one["held"].items():  # the state of dropout among them
             np.testing.assert_array_equal(value, other["held"][path], err_msg=path)
-    for each in ranks:
-        for path, value in each["end"].items():
+    for rank in ranks:
+        for path, value in rank["end"].items():
             np.testing.assert_array_equal(value, ranks[0]["end"][path], err_msg=path)
     pairs = zip(ranks[0]["begin"], ranks[0]["end"].values(), strict=True)
     assert all((before != after).any() for before, after in pairs)
 
-    kinds = [{row["layer"]: row["slices"] for row in each["layers"]} for each in ranks]
+    kinds = [{row["layer"]: row["slices"] for row in rank["layers"]} for rank in ranks]
     assert kinds[0] == kinds[1]
     assert kinds[2] == kinds[3]
     assert [kinds[0][name] for name in ("in_1", "out_1")] == ["outputs", "inputs"]
     assert kinds[2] | {"in_2": "outputs", "out_2": "inputs"} == kinds[2]
     assert kinds[2]["scores"] == "outputs, gathered"
     rows = 25.0  # of a batch, the mean
-    sent = {row["layer"]: row["forward_bytes"] for each in ranks for row in each["layers"]}
+    sent = {row["layer"]: row["forward_bytes"] for rank in ranks for row in rank["layers"]}
     assert sent["out_1"] == sent["out_2"] == rows * 8 * FLOAT
     assert sent["scores"] == rows * 10 * FLOAT / 2  # validation does not count
-    for each in ranks:
+    for rank in ranks:
         for kind in ("weights", "gradients", "optimizer"):
-            assert each["memory"].measured[kind] == each["memory"].predicted[kind]
-        found = each["memory"].measured["activations"]
-        assert 0.8 <= found / each["memory"].predicted["activations"] <= 1.8
+            assert rank["memory"].measured[kind] == rank["memory"].predicted[kind]
+        found = rank["memory"].measured["activations"]
+        assert 0.8 <= found / rank["memory"].predicted["activations"] <= 1.8
     cut, whole = 64 * 12 + 12 + 12 * 8, 8 + 2 * 8  # of the first stage
     assert ranks[0]["memory"].measured["gradients"] == FLOAT * (cut // 2 + whole)
 

@@ -11,12 +11,12 @@ from sample_programs import SIZE, play
 from labkit import Experiment, Network, ParameterServer, Slowdown, SoftSync, StaleSynchronous
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime
-from labkit.programs import Diary
+from labkit.programs import EventLog
 
 LAWS = ("constant", "exponential", "lognormal")
 
 
-def ahead(diary: Diary, workers: int) -> int:
+def ahead(diary: EventLog, workers: int) -> int:
     """By how many clocks a worker was ahead of the slowest when it began a gradient, the most."""
     done: dict[tuple[int, int], float] = {}
     for event in diary.events:
@@ -106,13 +106,13 @@ def test_what_is_left_over_is_written_down_as_dropped() -> None:
     assert len(left) == 15 % 3
 
 
-def followed(strategy: Any, diary: Diary, workers: int, rate: Any) -> np.ndarray:
+def followed(strategy: Any, diary: EventLog, workers: int, rate: Any) -> np.ndarray:
     """The weights after the updates of one server, by a formula for each gradient."""
     versions = [np.zeros(4 * SIZE)]
     updates: dict[int, list[dict[str, float]]] = {}
     for event in diary.events:
         updates.setdefault(int(event["update"]), []).append(event)
-    for number in sorted(each for each in updates if each >= 0):
+    for number in sorted(update for update in updates if update >= 0):
         now, step = versions[-1], np.zeros(4 * SIZE)
         for event in updates[number]:
             then = versions[int(event["version"])]

@@ -64,7 +64,7 @@ def arrived(kind: type[Strategy]) -> dict[Cell, tuple[Strategy, int]]:
 def compressed(made: Strategy, workers: int) -> Iterator[Cell]:
     """Where compressors take a strategy that an experiment accepts with them."""
     for family in FAMILIES:
-        fit = [s for s in samples() if s.family == family and not made.unfit(s)]
+        fit = [s for s in samples() if s.family == family and not made.incompatibility(s)]
         for each in fit:
             strategy = made.model_copy(update={"compressor": each})
             try:
@@ -111,9 +111,11 @@ def test_places_are_refused_where_the_class_is_written() -> None:
 
 def test_what_members_of_other_families_say_is_on_the_axes_too() -> None:
     assert (
-        {each.family for each in samples()} == set(FAMILIES) == set(AXES["compression"]) - {"none"}
+        {sample.family for sample in samples()}
+        == set(FAMILIES)
+        == set(AXES["compression"]) - {"none"}
     )
-    assert {type(each).__name__ for each in samples()} == set(COMPRESSORS)
+    assert {type(sample).__name__ for sample in samples()} == set(COMPRESSORS)
     assert set(SCHEDULES) <= set(AXES["scheduling"])
     assert {each.scheduling for each in PIPELINE.values()} <= set(AXES["scheduling"])
     assert {each.synchronization for each in PIPELINE.values()} <= set(AXES["synchronization"])

@@ -160,11 +160,11 @@ def narrow() -> Any:
 
 
 def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, Any]:
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
-    return dict(gate.verify(experiment, communicator, read(experiment, communicator)))
+    return dict(equivalence.verify(experiment, communicator, read(experiment, communicator)))
 
 
 TEXT = {"dataset": codes(), "dataset_options": {}}
@@ -275,9 +275,9 @@ def alone_and_together(communicator: Any, experiment: Experiment) -> Any:
     numbers = []
     for _ in range(2):
         step(x, y, None)
-        numbers.append(sum(each.numpy().size for each in session.model.variables))
+        numbers.append(sum(variable.numpy().size for variable in session.model.variables))
         sliced.collect()
-        numbers.append(sum(each.numpy().size for each in session.model.variables))
+        numbers.append(sum(variable.numpy().size for variable in session.model.variables))
         found.append((session.model(x).numpy(), sliced.predict(x).numpy()))
     return found, numbers
 

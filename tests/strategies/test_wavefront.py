@@ -106,7 +106,7 @@ def assert_exact(
     """Each ends with the weights of one process, on all ranks; what each rank has done."""
     one = experiment(AllReduce(), 1, **fields)
     (((expected, _),),) = cluster.call(train, [one], ranks=1)
-    questions = [experiment(each, workers, **fields) for each in strategies]
+    questions = [experiment(strategy, workers, **fields) for strategy in strategies]
     ranks = cluster.call(train, questions, ranks=workers)
     scale = max(np.abs(weight).max() for weight in expected)
     for rank in ranks:

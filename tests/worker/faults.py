@@ -119,7 +119,7 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
     from contextlib import nullcontext
     from pathlib import Path
 
-    from labkit.worker import gate
+    from labkit.worker import equivalence
     from labkit.worker.feed import read
 
     os.environ["LABKIT_CACHE"] = cache
@@ -133,7 +133,7 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
         # A communicator of its own: it keeps what it has planned.
         ranks = communicator.split(0)
         with planted(fault, communicator.rank) if fault else nullcontext():
-            verdict = gate.verify(one, ranks, source)
+            verdict = equivalence.verify(one, ranks, source)
         ranks.close()
         found[fault.name if fault else f"without a fault: {name}"] = dict(verdict)
     return found
@@ -275,7 +275,7 @@ def last_twice(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray
 
 def first_rows(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray]:
     """Rank 1 takes the rows of the first batch in each step."""
-    return batches if rank == 0 else [batches[0][: len(each)] for each in batches]
+    return batches if rank == 0 else [batches[0][: len(batch)] for batch in batches]
 
 
 def with_option(name: str, value: Any) -> Around:
@@ -376,7 +376,7 @@ def mean_error(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 def rolled_tensors(rank: int, tensors: list[Any], *_: Any) -> list[Any]:
     import tensorflow as tf
 
-    return [tf.roll(tf.reshape(each, [-1]), 1, 0) for each in tensors]
+    return [tf.roll(tf.reshape(tensor, [-1]), 1, 0) for tensor in tensors]
 
 
 def dropped_payload(rank: int, payloads: list[list[Any]], *_: Any) -> list[list[Any]]:

@@ -12,17 +12,17 @@ from labkit.figures import break_even, break_even_table
 from labkit.frameworks.child import Child
 from labkit.records.placed import Examined, Measured, Row
 from labkit.simulate.placement import Machine, Plan, compared
-from labkit.worker.devices import Asked
-from labkit.worker.devices.asking import PROCESS
+from labkit.worker.devices import DeviceRequest
+from labkit.worker.devices.client import PROCESS
 
 pytestmark = pytest.mark.slow
-SMALL = Asked(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
+SMALL = DeviceRequest(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
 
 
 Answers = tuple[Examined, list[Plan], list[Measured], list[Row]]
 
 
-def asked_at_once(communicator: Communicator, asked: Asked) -> Answers:
+def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
     """What `examine`, `carry_out` and `speeds_of` ask three processes, asked of one."""
     child = Child(PROCESS, "devices", (asked, True), communicator, asked.threads)
     with closing(child):
@@ -46,7 +46,7 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
         assert ran["a type without any kernel", soft] == "nowhere"
         assert ran["a variable is on CPU:1", soft] == "CPU:1"
         assert ran["colocated with what is on CPU:0", soft] == "CPU:0"
-    on = {each.name: each.device for each in found.scoped.operations}
+    on = {operation.name: operation.device for operation in found.scoped.operations}
     assert found.scoped.devices == ["CPU:0", "CPU:1"]
     assert {on[name] for name in found.log if name in on} == {"CPU:0", "CPU:1"}
     assert all(on[name] == device for name, device in found.log.items() if name in on)

@@ -22,8 +22,8 @@ def test_a_step_is_read_as_the_optimizer_left_it() -> None:
         return tf.reduce_sum(tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), bias)))
 
     graph = step_graph(step, tf.ones((8, 20)), repeats=3)
-    on = {each.name: each for each in graph.operations}
-    (fused,) = (each for each in graph.operations if each.op == "_FusedMatMul")
+    on = {operation.name: operation for operation in graph.operations}
+    (fused,) = (operation for operation in graph.operations if operation.op == "_FusedMatMul")
     assert (fused.bytes, fused.device) == (8 * 30 * 4, "CPU:0")
     assert 0 < fused.seconds <= graph.seconds
     assert 0 <= fused.start < fused.stop <= graph.seconds
@@ -46,10 +46,10 @@ def test_a_loop_has_no_circle_and_its_seconds_add_up() -> None:
         return x
 
     graph = step_graph(step, tf.ones((64, 64)), repeats=1)
-    (product,) = (each for each in graph.operations if each.op == "MatMul")
+    (product,) = (operation for operation in graph.operations if operation.op == "MatMul")
     assert product.seconds < product.stop - product.start  # between runs it waits for the others
     edges = [Edge(flow.source, flow.target) for flow in graph.flows]
-    layers([each.name for each in graph.operations], edges)  # which refuses a circle
+    layers([operation.name for operation in graph.operations], edges)  # which refuses a circle
 
 
 def test_a_tensor_goes_once_to_a_device_however_many_read_it_there() -> None:

@@ -109,7 +109,7 @@ def replayed(told: list[Exported], level: bool) -> tuple[list[np.ndarray], list[
     assert kinds == ["relu", "relu", "linear"]
     rate, momentum = (told[0].optimizer[name] for name in ("learning_rate", "momentum"))
     assert told[0].optimizer["nesterov"]
-    start = [each.copy() for each in files[0].weights]
+    start = [weight.copy() for weight in files[0].weights]
     weights, memory = files[0].weights, [np.zeros_like(each) for each in start]
     for _ in range(20):
         if level:

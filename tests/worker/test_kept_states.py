@@ -14,9 +14,9 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resumed import keeping
+from labkit.cluster.resume import keeping
 from labkit.communicator import Communicator
-from labkit.records.checkpoints import FOLDER, Checkpoint, Keeping
+from labkit.records.checkpoints import FOLDER, Checkpoint, CheckpointContext
 from labkit.records.run import Run
 
 ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps an epoch, the last one of eight rows
@@ -66,7 +66,7 @@ def question(**fields: Any) -> Experiment:
 
 
 def trained(
-    communicator: Communicator, asked: Experiment, told: Keeping | None, stop: int | None
+    communicator: Communicator, asked: Experiment, told: CheckpointContext | None, stop: int | None
 ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, np.ndarray], Any]:
     """Rows, epochs, the model's weights and what is said of checkpoints; stopped after a step."""
     import io
@@ -98,7 +98,10 @@ def trained(
 
 
 def run(
-    cluster: Cluster, asked: Experiment, told: Keeping | None = None, stop: int | None = None
+    cluster: Cluster,
+    asked: Experiment,
+    told: CheckpointContext | None = None,
+    stop: int | None = None,
 ) -> list[Any]:
     return cluster.call(trained, asked, told, stop, ranks=asked.ranks)
 
@@ -118,7 +121,7 @@ def same(found: list[Any], wanted: list[Any]) -> None:
         np.testing.assert_array_equal(own[2][name], other[2][name], err_msg=name)
 
 
-def go_on(asked: Experiment, folder: Path) -> Keeping:
+def go_on(asked: Experiment, folder: Path) -> CheckpointContext:
     found = keeping(asked, None, Run(folder), goes_on=True)
     assert found is not None
     assert found.resume is not None
@@ -168,7 +171,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_it_goes_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> None:
     asked = question(**CASES[case])
     whole = run(cluster, asked)
-    told = Keeping(Checkpoint(every=1000), folder=str(tmp_path / FOLDER))
+    told = CheckpointContext(Checkpoint(every=1000), folder=str(tmp_path / FOLDER))
     broken = run(cluster, asked, told, stop=7)
     assert len(broken[0][0]) == 8
     same(run(cluster, asked, go_on(asked, tmp_path)), whole)
@@ -187,7 +190,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_programs_go_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> None:
     asked = question(**PROGRAMS[case])
-    told = Keeping(Checkpoint(every=8 * asked.workers), folder=str(tmp_path / FOLDER))
+    told = CheckpointContext(Checkpoint(every=8 * asked.workers), folder=str(tmp_path / FOLDER))
     whole = run(cluster, asked, told)
     found = go_on(asked, tmp_path)
     assert found.resume is not None

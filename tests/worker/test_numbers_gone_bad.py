@@ -135,10 +135,12 @@ def test_without_a_policy_nothing_is_looked_at_and_with_one_nothing_is_changed(
 ) -> None:
     fields, fault = PLANTED["a ring"]
     lost = run(cluster, faults=fault, bad_numbers=None, **fields)
-    assert not all(np.isfinite(each).all() for each in lost.model().get_weights())
+    assert not all(np.isfinite(weight).all() for weight in lost.model().get_weights())
     asked = {"bad_numbers": None}, {"check_every": 2}, {"bad_numbers": "skip"}
     runs = [run(cluster, **each, **fields) for each in asked]
-    weights = [b"".join(each.tobytes() for each in found.model().get_weights()) for found in runs]
+    weights = [
+        b"".join(weight.tobytes() for weight in found.model().get_weights()) for found in runs
+    ]
     assert len(set(weights)) == 1
     assert all("bad_numbers" not in found.metrics for found in runs)
 

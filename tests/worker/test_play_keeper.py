@@ -15,11 +15,11 @@ import pytest
 from labkit import Experiment, ParameterServer
 from labkit.common.errors import LabkitError
 from labkit.communicator.world import alone
-from labkit.records.checkpoints import Keeping, Resume
+from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.worker.feed import read
 from labkit.worker.keeper import numbers_of
 from labkit.worker.play_keeper import VirtualKeeper
-from labkit.worker.played import Stage
+from labkit.worker.played import ComputeBackend
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
 from labkit.worker.virtual_play import VirtualPlay
@@ -42,12 +42,12 @@ def kept_in(folder: Path, form: bytes, pack: Any = np.savez) -> None:
     (folder / "rank0.npz").write_bytes(file.getvalue())
 
 
-def staged() -> tuple[TrainingSession, Stage]:
+def staged() -> tuple[TrainingSession, ComputeBackend]:
     communicator = alone()
     session = TrainingSession(QUESTION, communicator, read(QUESTION, communicator))
     session.recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.compile(session.optimizer())
-    stage = Stage(session, STRATEGY)
+    stage = ComputeBackend(session, STRATEGY)
     stage.hold(range(len(stage.roles.hosts)))
     return session, stage
 
@@ -55,7 +55,7 @@ def staged() -> tuple[TrainingSession, Stage]:
 def resumed(folder: Path) -> None:
     session, stage = staged()
     resume = Resume(str(folder), {"taken": 3}, same=True)
-    keeping = Keeping(None, resume, goes_on=True, folder=str(folder))
+    keeping = CheckpointContext(None, resume, goes_on=True, folder=str(folder))
     assert session.recorder is not None
     VirtualKeeper(session, keeping, session.recorder).play(VirtualPlay(session, STRATEGY, stage))
 

@@ -8,11 +8,11 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.simulate.placement import SIGNAL, Machine, all_on_one
-from labkit.worker.devices import Asked
+from labkit.worker.devices import DeviceRequest
 from labkit.worker.devices.towers import Step, towers
 from labkit.worker.devices.traced import Traced, trace
 
-ASKED = Asked(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
+ASKED = DeviceRequest(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
 LONE = Machine(("CPU:0",))
 
 
@@ -61,7 +61,12 @@ def test_times_are_measured_operation_by_operation(made: tuple[Step, Traced]) ->
     graph = traced.tasks(timed)
     assert 0 < graph.seconds <= timed.seconds
     assert [task.name for task in graph.tasks] == [task.name for task in traced.tasks().tasks]
-    starts = [each.start for name in plan.on(0) for each in timed.operations if each.name == name]
+    starts = [
+        operation.start
+        for name in plan.on(0)
+        for operation in timed.operations
+        if operation.name == name
+    ]
     known = [start for start in starts if start == start]
     assert known == sorted(known)  # in the order of the plan
 
@@ -69,4 +74,4 @@ def test_times_are_measured_operation_by_operation(made: tuple[Step, Traced]) ->
 @pytest.mark.parametrize(("field", "value"), [("devices", 1), ("widths", (0,)), ("batch", 0)])
 def test_what_cannot_be_asked_is_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=field):
-        Asked(**{field: value})
+        DeviceRequest(**{field: value})

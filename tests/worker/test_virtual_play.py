@@ -23,9 +23,9 @@ from labkit import (
 )
 from labkit.common.errors import InvalidInput
 from labkit.communicator.world import alone
-from labkit.programs.kept import Kept
+from labkit.programs.program_state import ProgramState
 from labkit.worker.feed import read
-from labkit.worker.played import Stage
+from labkit.worker.played import ComputeBackend
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
 from labkit.worker.virtual_play import VirtualPlay
@@ -56,17 +56,17 @@ def own_batches() -> Any:
     return tf.data.Dataset.from_tensor_slices(ARRAYS).batch(12)
 
 
-def staged(question: Experiment) -> tuple[TrainingSession, Stage, VirtualPlay]:
+def staged(question: Experiment) -> tuple[TrainingSession, ComputeBackend, VirtualPlay]:
     communicator = alone()
     session = TrainingSession(question, communicator, read(question, communicator))
     session.recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.compile(session.optimizer())
-    stage = Stage(session, question.strategy)  # type: ignore[arg-type]
+    stage = ComputeBackend(session, question.strategy)  # type: ignore[arg-type]
     stage.hold(range(len(stage.roles.hosts)))
     return session, stage, VirtualPlay(session, question.strategy, stage)  # type: ignore[arg-type]
 
 
-def told(session: TrainingSession, stage: Stage) -> list[Any]:
+def told(session: TrainingSession, stage: ComputeBackend) -> list[Any]:
     stage.leave()
     assert session.recorder is not None
     return [stage.rows, session.recorder.epochs, session.exchanged, session.model.get_weights()]
@@ -97,7 +97,7 @@ def test_what_is_taken_up_ends_as_the_whole_run_bit_for_bit(strategy: Any, data:
     play.play()
     whole = told(session, stage)
 
-    kept: list[Kept] = []
+    kept: list[ProgramState] = []
     session, stage, play = staged(question)
     moments = count()
 

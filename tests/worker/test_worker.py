@@ -456,7 +456,7 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
     run = cluster.run(Experiment(**SHORT | {"repeats": 3, "seed": 5}), show=False)
     again = cluster.run(Experiment(**SHORT | {"seed": 6}), show=False)
     bits = [[w.tobytes() for w in weights(each)] for each in (*run.seeds, again)]
-    assert [each == bits[-1] for each in bits] == [False, True, False, True]
+    assert [bit == bits[-1] for bit in bits] == [False, True, False, True]
     assert [seed.name for seed in run.seeds] == ["seed5", "seed6", "seed7"]
     losses = [seed.metrics["test_loss"] for seed in run.seeds]
     assert len(set(losses)) == 3

@@ -13,7 +13,7 @@ import pytest
 
 from labkit.communicator import Communicator
 from labkit.records import stream
-from labkit.records.checkpoints import Checkpoint, Keeping, sealed
+from labkit.records.checkpoints import Checkpoint, CheckpointContext, sealed
 from labkit.records.pieces import Piece
 from labkit.worker.writing import Copied, Writing
 
@@ -25,7 +25,9 @@ def writing(run: Path, rank: int) -> Writing:
     """That of one of two ranks."""
     board = SimpleNamespace(check=lambda: None)
     ranks = cast(Communicator, SimpleNamespace(rank=rank, size=2, board=board))
-    return Writing(ranks, Keeping(Checkpoint(1), folder=str(run / "checkpoints"), owner=OWNER))
+    return Writing(
+        ranks, CheckpointContext(Checkpoint(1), folder=str(run / "checkpoints"), owner=OWNER)
+    )
 
 
 def copied(step: int) -> Copied:

@@ -15,7 +15,7 @@ from labkit.bench.calibration_runs import ways
 from labkit.bench.calibration_runs.messages import codecs, collectives, emulated, overheads, wanted
 from labkit.bench.calibration_runs.model import SMALL_SHAPES, ModelSeen, look, replica_overhead
 from labkit.cluster import Cluster
-from labkit.common.content import JSON, digest, label_of
+from labkit.common.canonical_json import JSON, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
@@ -28,7 +28,7 @@ from labkit.forecast import (
     Spread,
     model_of,
 )
-from labkit.forecast.kept import earlier, merged, place, this_machine
+from labkit.forecast.calibration_store import earlier, merged, place, this_machine
 from labkit.network import Network
 from labkit.strategies import AllReduce
 

@@ -14,7 +14,7 @@ from labkit.bench.interleave import STEPS, Step, take
 from labkit.bench.servers import there_and_back
 from labkit.bench.timing import Row
 from labkit.cluster import Cluster
-from labkit.common.content import JSON, digest
+from labkit.common.canonical_json import JSON, digest
 from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.experiment import Experiment

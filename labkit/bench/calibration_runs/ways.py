@@ -52,7 +52,7 @@ def asked(
             **trained(each),
         )
         for each in experiments
-        if each.workers > 1 and each.workers + each.strategy.beside(each.workers) <= workers
+        if each.workers > 1 and each.workers + each.strategy.extra_ranks(each.workers) <= workers
         for network in networks
     ]
     return list({each.hash8: each for each in (*alone, *ways)}.values())

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from labkit.frameworks.wires import book, connections
+from labkit.frameworks.tcp_counters import book, connections
 
 WARM, LEAST, MOST = 3, 3, 200  # exchanges
 BUDGET = 0.3  # s, for which one case goes on

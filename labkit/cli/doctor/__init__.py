@@ -7,8 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from labkit.cli.doctor import clusters, deaths, hosts, jupyter, machine, programs, ranks, slurm
-from labkit.cli.doctor.examination import Finding
+from labkit.cli.doctor import (
+    clusters,
+    fault_tolerance,
+    hosts,
+    jupyter,
+    machine,
+    programs,
+    ranks,
+    slurm,
+)
+from labkit.cli.doctor.diagnosis import Finding
 from labkit.common.errors import InvalidInput
 from labkit.hosts.host_list import hosts_of
 
@@ -16,7 +25,7 @@ Check = Callable[[], Iterator[Finding]]
 CHECKS: list[Check] = [
     ranks.mpiexec,
     ranks.ranks,
-    deaths.deaths,
+    fault_tolerance.deaths,
     machine.cores,
     machine.root,
     machine.memory,
@@ -32,7 +41,7 @@ CHECKS: list[Check] = [
 ]
 # These wait for other processes, and import nothing: threads that import at once can deadlock.
 WAITING = {
-    *(ranks.mpiexec, ranks.ranks, deaths.deaths, hosts.hosts),
+    *(ranks.mpiexec, ranks.ranks, fault_tolerance.deaths, hosts.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
     *(slurm.controller, slurm.nodes, slurm.offers, slurm.worlds),
 }

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from labkit.cli.doctor.examination import Finding
+from labkit.cli.doctor.diagnosis import Finding
 from labkit.cluster.lease import WARM
-from labkit.common.places import runtime_folder
+from labkit.common.paths import runtime_folder
 from labkit.records import store
 
 

@@ -6,11 +6,11 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from labkit.cli.doctor.examination import Finding, output
+from labkit.cli.doctor.diagnosis import Finding, output
 from labkit.cli.doctor.ranks import RANK, of_ranks, trouble
 from labkit.common.units import plural
 from labkit.communicator import launcher
-from labkit.hosts import reach
+from labkit.hosts import connection
 from labkit.hosts.host_list import Host
 from labkit.hosts.probe import probe
 from labkit.hosts.scripts import AGENT_VARIABLE
@@ -18,7 +18,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 def hosts(listed: Sequence[Host]) -> Iterator[Finding]:
     """Ask each host, then start as many ranks as all of them take."""
-    agent = reach.agent()
+    agent = connection.agent()
     answers = probe([host.name for host in listed], agent)
     for host, wrong in answers:
         if wrong:
@@ -30,7 +30,15 @@ def hosts(listed: Sequence[Host]) -> Iterator[Finding]:
         return
     count = sum(host.slots for host in listed)
     named = ",".join(map(str, listed))
-    command = [*reach.login(), *launcher.mpiexec(count), "--prtemca", "plm", "ssh", "--host", named]
+    command = [
+        *connection.login(),
+        *launcher.mpiexec(count),
+        "--prtemca",
+        "plm",
+        "ssh",
+        "--host",
+        named,
+    ]
     done = output(
         [*command, sys.executable, "-P", "-c", RANK],
         launcher.environment(over_hosts=True) | {AGENT_VARIABLE: shlex.join(agent)},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from labkit.cli.doctor.examination import Finding, python
+from labkit.cli.doctor.diagnosis import Finding, python
 
 # What figures that change are made of in the browser, and the package that brings each.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
@@ -34,7 +34,7 @@ def widgets() -> Iterator[Finding]:
     from jupyter_core.paths import jupyter_path
 
     folders = [Path(folder) for folder in jupyter_path("labextensions")]
-    absent = [name for name in EXTENSIONS if not any((each / name).is_dir() for each in folders)]
+    absent = [name for name in EXTENSIONS if not any((path / name).is_dir() for path in folders)]
     if absent:
         packages = " ".join(EXTENSIONS[name] for name in absent)
         what = f"widgets: JupyterLab does not have {', '.join(absent)}: live figures stay empty"

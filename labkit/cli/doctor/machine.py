@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.cli.doctor.examination import Finding
-from labkit.common.places import usable_cores
+from labkit.cli.doctor.diagnosis import Finding
+from labkit.common.paths import usable_cores
 
 # GiB below which a run of two ranks is likely to fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
@@ -67,7 +67,7 @@ def memory() -> Iterator[Finding]:
 
 def disk() -> Iterator[Finding]:
     """Room for runs, caches and the files of running clusters, each file system once."""
-    from labkit.common.places import cache_folder, runtime_folder
+    from labkit.common.paths import cache_folder, runtime_folder
 
     places = {
         "runs": Path(os.environ.get("LABKIT_RUNS", ".")),
@@ -78,7 +78,7 @@ def disk() -> Iterator[Finding]:
     systems: dict[int, list[str]] = {}
     for what, folder in places.items():
         # A folder that is still to be made will lie where its nearest parent does.
-        there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+        there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         places[what] = there
         # By device: several of these folders often lie on one disk, which is full or is not.
         systems.setdefault(there.stat().st_dev, []).append(what)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from labkit.cli.doctor.examination import Finding, last_line, output, python
+from labkit.cli.doctor.diagnosis import Finding, last_line, output, python
 from labkit.communicator import launcher
 
 _TENSORFLOW = """

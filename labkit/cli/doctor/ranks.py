@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
 
-from labkit.cli.doctor.examination import Finding, last_line, output, python
+from labkit.cli.doctor.diagnosis import Finding, last_line, output, python
 from labkit.common.errors import LabkitError
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 from labkit.communicator import launcher
 from labkit.frameworks.private_network import isolate
 from labkit.hosts import probe

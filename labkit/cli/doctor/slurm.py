@@ -9,13 +9,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from labkit.cli.doctor.examination import Finding, last_line, output
+from labkit.cli.doctor.diagnosis import Finding, last_line, output
 from labkit.cli.doctor.ranks import RANK, RANKS, of_ranks, trouble
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 from labkit.communicator import launcher
+from labkit.hosts.connection import login
 from labkit.hosts.queue import Queue
-from labkit.hosts.reach import login
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"

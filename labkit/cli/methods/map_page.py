@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.cli.methods.places import Placed, axes, placed
 from labkit.cli.methods.trying import sources
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.common.units import plural
 from labkit.figures.methods.standings import COLUMNS, Row, Standing, empty, grid
 

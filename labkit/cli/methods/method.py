@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from pydantic import BaseModel
 
 from labkit.cli.methods.docstring import Docstring, parse
-from labkit.common.checked import by_position
+from labkit.common.validated import by_position
 from labkit.compression import COMPRESSORS, FAMILIES, Compressor, samples
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import SCHEDULES
@@ -189,7 +189,7 @@ def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:
     if inspect.isclass(member) and issubclass(member, Strategy):
         yield from zip(AXES, map(dict.fromkeys, zip(*member.cells(), strict=True)), strict=True)
     elif inspect.isclass(member) and issubclass(member, Compressor):
-        families = {each.family for each in samples() if type(each) is member}
+        families = {sample.family for sample in samples() if type(sample) is member}
         yield "compression", [family for family in FAMILIES if family in families]
     elif isinstance(member, Pipeline):
         yield "synchronization", (member.synchronization,)

@@ -25,5 +25,5 @@ def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Pat
     """
     name = re.compile(rf'"{method.name}"' if '"' in family.say else rf"\b{method.name}\b")
     named = {path: len(name.findall(text)) for path, text in code.items()}
-    found = [path for path, text in code.items() if family.place in text or named[path]]
-    return sorted(found, key=lambda path: -named[path])
+    paths = [path for path, text in code.items() if family.place in text or named[path]]
+    return sorted(paths, key=lambda path: -named[path])

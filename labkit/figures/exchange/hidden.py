@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.exchange import SCHEDULES
 from labkit.figures.kit.entries import entries
 from labkit.figures.kit.findings import Finding, Markdown, sentences

@@ -11,7 +11,7 @@ from labkit.figures.kit.entries import Entry, clock_and_network, completed
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
-from labkit.records.questions.frameworks import Beside, beside, sent
+from labkit.records.analysis.frameworks import FrameworkComparison, beside, sent
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def framework_reading(runs: Iterable[Run] | Run) -> Markdown:
     return sentences(_said(_beside(runs)))
 
 
-def _beside(runs: Iterable[Run] | Run) -> Beside:
+def _beside(runs: Iterable[Run] | Run) -> FrameworkComparison:
     return beside({entry.label: entry.run for entry in completed(runs)})
 
 
-def _said(found: Beside) -> Iterator[Finding]:
+def _said(found: FrameworkComparison) -> Iterator[Finding]:
     for theirs, ours in found.pairs:
         ratio = None
         unheld = [row for row in (theirs, ours) if row["gate"] != "passed"]

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.privacy import scrub
 from labkit.figures.kit.naming import spoken
 from labkit.figures.kit.panels import Trace
+from labkit.records.analysis.columns import Value, ordered
 from labkit.records.compressors import called
-from labkit.records.questions.columns import Value, ordered
 
 TITLES = {
     "test_accuracy": "test accuracy",

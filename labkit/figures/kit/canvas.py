@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from labkit.common.content import JSON
+from labkit.common.canonical_json import JSON
 from labkit.figures.kit.entries import INK, MANY, Entry, Line, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from labkit.common.errors import LabkitError
 from labkit.figures.kit.naming import names
-from labkit.records.questions.columns import Value, differences
-from labkit.records.questions.settings import Seeds, gathered
+from labkit.records.analysis.columns import Value, differences
+from labkit.records.analysis.settings import Seeds, gathered
 from labkit.records.run import Run, gate_failed
 
 # Okabe and Ito (2008): told apart with any colour vision; without their black and yellow, which

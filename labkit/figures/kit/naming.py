@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.privacy import scrub
+from labkit.records.analysis.columns import Value
 from labkit.records.compressors import called
-from labkit.records.questions.columns import Value
 
 LONGEST = 60  # letters of a name, without its number
 _MOST = 60  # parameters of which names are made

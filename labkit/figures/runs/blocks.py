@@ -17,7 +17,7 @@ from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.servers import it_came
-from labkit.records.questions.losses import loss_curve
+from labkit.records.analysis.losses import loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.servers import it_came
-from labkit.records.questions.columns import spread
-from labkit.records.questions.ensemble import ensemble_accuracy
+from labkit.records.analysis.columns import spread
+from labkit.records.analysis.ensemble import ensemble_accuracy
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from labkit.figures.kit.entries import Entry, clock_and_network
 from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import chosen, learning_panels
-from labkit.records.questions.columns import Value, differences
+from labkit.records.analysis.columns import Value, differences
 from labkit.records.run import KEY_METRICS, Run, key_metrics, logged, verdict
 
 if TYPE_CHECKING:

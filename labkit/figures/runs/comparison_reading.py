@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from statistics import mean
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import Entry
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.records.questions.columns import parameters, plain_parameters, spread
-from labkit.records.questions.scaling import scalings
-from labkit.records.questions.spending import MEASURES, front, spending, steps_of
+from labkit.records.analysis.columns import parameters, plain_parameters, spread
+from labkit.records.analysis.scaling import scalings
+from labkit.records.analysis.spending import MEASURES, front, spending, steps_of
 from labkit.records.run import Run, own_results
 from labkit.records.verdict import accuracies, judge, seeds_of
 

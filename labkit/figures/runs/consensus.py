@@ -13,8 +13,8 @@ from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.servers import it_came
-from labkit.records.questions.columns import spread
-from labkit.records.questions.losses import epoch_results, loss_curve
+from labkit.records.analysis.columns import spread
+from labkit.records.analysis.losses import epoch_results, loss_curve
 from labkit.records.run import Run
 from labkit.strategies import Gossip
 

@@ -14,8 +14,8 @@ from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, sett
 from labkit.figures.kit.marks import QUIET, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import Sheet, busy
-from labkit.records.questions.columns import Value, is_timed, ordered, parameters
-from labkit.records.questions.crossed import axes_of, crossed, has_grid
+from labkit.records.analysis.columns import Value, is_timed, ordered, parameters
+from labkit.records.analysis.two_parameters import axes_of, crossed, has_grid
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

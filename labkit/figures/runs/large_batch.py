@@ -13,7 +13,7 @@ from labkit.figures.kit.marks import line_with_band, points
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.servers import it_came
-from labkit.records.questions.spending import to_target
+from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 from labkit.records.verdict import seeds_of
 

@@ -11,7 +11,7 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.kit.sheet import sheet
-from labkit.records.questions.disturbed import disturbed
+from labkit.records.analysis.fault_costs import disturbed
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from labkit.figures.kit.marks import rule, words
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs.speed import refusals
-from labkit.records.questions.columns import RESULTS, Value, measured, parameters, values_of
+from labkit.records.analysis.columns import RESULTS, Value, measured, parameters, values_of
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from labkit.figures.kit.marks import Looks, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import Sheet, busy
 from labkit.figures.runs.speed import refusals
-from labkit.records.questions.spending import MEASURES, front, spending
+from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import completed
 from labkit.figures.kit.findings import Markdown
-from labkit.records.questions.precisions import KEPT, loss_scales, precisions
+from labkit.records.analysis.precisions import KEPT, loss_scales, precisions
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.entries import INK, PALETTE, safe_text
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
-from labkit.records.questions.searched import Searched
+from labkit.records.analysis.search_results import Searched
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import comb
 
 from labkit.figures.kit.findings import Markdown
+from labkit.records.analysis.seeds import LAST, seed_by_seed
 from labkit.records.compressors import method
 from labkit.records.pace import in_order
-from labkit.records.questions.seeds import LAST, seed_by_seed
 from labkit.records.run import Run
 
 __all__ = ["seed_by_seed", "seed_reading"]

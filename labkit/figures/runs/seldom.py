@@ -14,15 +14,15 @@ from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.servers import it_came
+from labkit.records.analysis.columns import spread
 from labkit.records.compressors import called, compressor_of
-from labkit.records.questions.columns import spread
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
     from labkit.figures.kit.canvas import Figure
 
 _EACH, _MEAN = "each step", "the mean"

@@ -13,7 +13,7 @@ from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.speed import refusals
-from labkit.records.questions.columns import spread
+from labkit.records.analysis.columns import spread
 from labkit.records.run import Run, gate_failed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
-from labkit.records.questions.served import ALONE, Served
+from labkit.records.analysis.serving_runs import ALONE, Served
 
 if TYPE_CHECKING:
     import pandas as pd

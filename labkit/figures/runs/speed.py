@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labkit.figures.kit.entries import Entry, Line, safe_text
 from labkit.figures.kit.marks import bars, line_with_band, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
-from labkit.records.questions.scaling import scalings, seed_bands
+from labkit.records.analysis.scaling import scalings, seed_bands
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,8 +14,8 @@ from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.interleaving import staleness_of
 from labkit.figures.runs.servers import it_came
-from labkit.records.questions.columns import spread
-from labkit.records.questions.spending import to_target
+from labkit.records.analysis.columns import spread
+from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 
 if TYPE_CHECKING:

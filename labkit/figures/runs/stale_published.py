@@ -9,7 +9,7 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.runs.interleaving import staleness_of
 from labkit.figures.runs.servers import it_came
 from labkit.figures.runs.stale import stale_table, way_of
-from labkit.records.questions.columns import spread
+from labkit.records.analysis.columns import spread
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 

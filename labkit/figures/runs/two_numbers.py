@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.figures.kit.axes import SHARES, text_of, title_of, word
 from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import points_with_bars
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import busy, sheet
 from labkit.figures.runs.speed import refusals
-from labkit.records.questions.columns import (
+from labkit.records.analysis.columns import (
     Value,
     is_timed,
     ordered,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.schedules import ALLREDUCE, named
-from labkit.schedules.check import count
+from labkit.schedules.interpreter import count
 
 if TYPE_CHECKING:
     import pandas

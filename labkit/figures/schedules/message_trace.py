@@ -14,8 +14,8 @@ from labkit.figures.kit.frames import played, table
 from labkit.figures.schedules import trace_frames
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, named
-from labkit.schedules.check import execute
 from labkit.schedules.holdings import Holdings, follow, message_size, span_name, sum_name
+from labkit.schedules.interpreter import execute
 from labkit.schedules.round import Round, Schedule
 from labkit.simulate import simulate
 

@@ -14,7 +14,7 @@ from labkit.figures.kit.frames import BARE, arrows, legend, played, table, words
 from labkit.figures.kit.panels import Trace
 from labkit.figures.schedules.pipeline_gantt import ACTIONS
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.held import Tick, ticks
+from labkit.schedules.pipeline.stage_memory import Tick, ticks
 from labkit.schedules.pipeline.table import LETTERS
 
 MOST_STAGES = 8

@@ -18,7 +18,7 @@ from labkit.jobs.notebook import Job, JobResult, start
 from labkit.records.notebook import read_notebook
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 LOOK_EVERY = 0.5  # seconds
 STOP = "Stop notebook"

@@ -12,7 +12,7 @@ from labkit.jobs.parameters import Parameter, Unknown
 if TYPE_CHECKING:
     import ipywidgets
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 
 class Field:
@@ -104,7 +104,7 @@ def _names(field: str) -> list[str]:
     from labkit.models import MODELS
     from labkit.network.model import PRESETS
     from labkit.strategies import STRATEGIES
-    from labkit.strategies.refusals import OPTIMIZERS
+    from labkit.strategies.validation import OPTIMIZERS
 
     known: dict[str, Iterable[str]] = {
         "model": MODELS,

@@ -12,13 +12,13 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
+from labkit.hosts.connection import login
 from labkit.hosts.queue import ASK_EVERY, Job, Queue
-from labkit.hosts.reach import login
 from labkit.jobs.elements import NEVER_BEGAN, check_ended, is_ours, numbered, open_elements, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
 from labkit.records import registry, store
@@ -112,9 +112,9 @@ class Array:
 
     def _submit(self, members: Sequence[Member]) -> None:
         """Queue an array, held until each of its elements has a record."""
-        roster.keep(self.folder, self.plan)
+        manifest.keep(self.folder, self.plan)
         # Before any element can begin: they find their members by it.
-        roster.update(self.folder, elements=[member.folder for member in members])
+        manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / SAID, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
         element = [sys.executable, "-P", "-m", "labkit.jobs.sweep.element"]
@@ -133,7 +133,7 @@ class Array:
             for place, member in enumerate(members):
                 name = f"{number}_{place}"
                 self._elements[name] = member
-                roster.queue(self.folder, self.plan, member, element=name)
+                manifest.queue(self.folder, self.plan, member, element=name)
             self.queue.release(number)
         except BaseException:
             self.queue.cancel(jobs=number)
@@ -161,7 +161,7 @@ class Array:
                     self.screen.say(told)
             running = {}
             for number, member in list(self._elements.items()):
-                status = roster.status_of(self.folder / member.folder)
+                status = manifest.status_of(self.folder / member.folder)
                 if status.get("state") == "completed" or (
                     known is not None and self._has_ended(number, known.get(number), status)
                 ):

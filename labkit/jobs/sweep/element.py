@@ -12,7 +12,7 @@ from pathlib import Path
 from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.jobs import job
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.records import store
 
 NOT_MINE = 2  # exit code
@@ -29,7 +29,7 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
     """
     number = f"{array}_{place}"
     try:
-        record = store.read_json(folder / roster.FILE)
+        record = store.read_json(folder / manifest.FILE)
         path = folder / Path(str(record["elements"][place])).name
         if store.read_json(path / "status.json").get("element") != number:
             raise LabkitError("another attempt has taken its place")
@@ -43,7 +43,7 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)
-    return job.main(folder / roster.NOTEBOOK, path, record.get("limit"), shown=False)
+    return job.main(folder / manifest.NOTEBOOK, path, record.get("limit"), shown=False)
 
 
 if __name__ == "__main__":

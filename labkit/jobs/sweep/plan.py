@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.errors import InvalidInput
-from labkit.common.places import fingerprint
+from labkit.common.paths import fingerprint
 from labkit.jobs import cells, parameters
 from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid
@@ -20,7 +20,7 @@ from labkit.jobs.sweep.search import Search
 from labkit.records import store
 
 if TYPE_CHECKING:
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 Described: TypeAlias = tuple[Combination, int]  # values, and which of several with the same
 
@@ -94,7 +94,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepSpec:
     """A sweep as a person words it: axes, fixed values, and how many draws."""
 
     # Apart from Plan: this is checked against a notebook, and a Plan holds only what has passed.
@@ -166,7 +166,7 @@ def next_member(found: Plan, number: int, chosen: Combination, fixed: Values) ->
     return _member(found.notebook, known, folder, {**chosen, **fixed}, 0)
 
 
-def make(notebook: Path, asked: Asked) -> Plan:
+def make(notebook: Path, asked: SweepSpec) -> Plan:
     """The plan of a sweep, every member's values checked as `labkit run` checks them.
 
     With repeats, the notebook's parameter `seed` counts up from its value; where there is none,

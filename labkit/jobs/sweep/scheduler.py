@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.common import imports
-from labkit.common.places import usable_cores
+from labkit.common.paths import usable_cores
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import Job
-from labkit.jobs.sweep import roster
+from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.plan import Member, Plan
 from labkit.jobs.sweep.screen import Screen
 from labkit.jobs.sweep.trials import Trials
@@ -54,7 +54,7 @@ class Scheduler:
     ) -> None:
         self.plan, self.folder, self.jobs, self.limit = plan, folder, jobs, limit
         self.screen = screen
-        self._notebook = roster.keep(folder, plan)
+        self._notebook = manifest.keep(folder, plan)
         self._running: list[Running] = []
         self._most = 1  # members that ran abreast
         self._interrupts = Interrupts(
@@ -108,7 +108,7 @@ class Scheduler:
         return len(wanted) == 1 or (len(known) == len(wanted) and sum(known) <= usable_cores())
 
     def _start(self, member: Member) -> None:
-        folder = roster.queue(self.folder, self.plan, member)
+        folder = manifest.queue(self.folder, self.plan, member)
         taken = {running.place for running in self._running}
         # The lowest free place: its cluster is the likeliest to be up.
         place = min(set(range(len(taken) + 1)) - taken)

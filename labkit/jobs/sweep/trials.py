@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from labkit.common.content import JSON, is_number
-from labkit.jobs.sweep import roster
+from labkit.common.canonical_json import JSON, is_number
+from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.grid import Axis, Draw
 from labkit.jobs.sweep.plan import Member, Plan, next_member
 from labkit.jobs.sweep.search import Search
 from labkit.records import store
-from labkit.records.questions.searched import STUDY, storage
+from labkit.records.analysis.search_results import STUDY, storage
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.stream import FOLDER, PRUNED, Reader
 
@@ -49,7 +49,7 @@ class Trials:
         self._readers: dict[str, Reader] = {}
         self._watched_at: dict[str, float] = {}
         for member in found.members:  # whose end a sweep that was killed did not tell
-            if self._is_open(member) and roster.is_done(folder, found, member):
+            if self._is_open(member) and manifest.is_done(folder, found, member):
                 self.tell(member, "completed")
         self.left = search.trials - self.done - len(self.open)
 
@@ -75,7 +75,7 @@ class Trials:
         chosen = {name: _value(self.search.axes[name], trial.params[name]) for name in trial.params}
         member = next_member(self.plan, trial.number + 1, chosen, self.search.fixed)
         self.plan.members.append(member)
-        roster.update(self.folder, members=roster.listed(self.plan))
+        manifest.update(self.folder, members=manifest.listed(self.plan))
         return member
 
     def watch(self, member: Member) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from labkit.cluster.lease import HOLD, Hold, Lock
-from labkit.common.places import runtime_folder
+from labkit.common.paths import runtime_folder
 
 Shape = tuple[int, int]
 

@@ -60,7 +60,7 @@ class Compiled:
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             given = [tf.ones_like(objective), *seeds]
             dx, dw = tape.gradient([objective, *ends], [wanted, weights], given)
-            self._results = [None if each is None else each.name for each in results]
+            self._results = [None if result is None else result.name for result in results]
             self._seeds = _names(seeds)
             self._dx, self._dw = _names(dense(dx, wanted)), _names(dense(dw, weights))
 

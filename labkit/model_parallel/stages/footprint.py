@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from labkit.model_parallel.functional import functional_of, nodes_of
 from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.held import stashed
+from labkit.schedules.pipeline.stage_memory import stashed
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 # Layers whose output is the memory of their input, or which do nothing while training.

@@ -93,5 +93,5 @@ def _is_memory(value: tf.Tensor) -> bool:
 
 def _bytes(tensors: Iterable[tf.Tensor]) -> Bytes:
     # Of `numpy` only the private form gives the tensor's own memory, not a copy of it.
-    arrays = [each._numpy() for each in tensors if _is_memory(each)]
+    arrays = [tensor._numpy() for tensor in tensors if _is_memory(tensor)]
     return {array.ctypes.data: array.nbytes for array in arrays}

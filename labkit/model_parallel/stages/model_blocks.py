@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-    from labkit.common.content import JSON
+    from labkit.common.canonical_json import JSON
 
 INPUTS = -1  # as a stage: what is read from the batch, which all ranks have
 
@@ -94,7 +94,7 @@ class Blocks:
             "blocks": self.names(),
             "edges": list(edges),
             "block_seconds": None if seconds is None else list(seconds),
-            "bytes_a_row": [footprint.a_row(each.outputs) for each in self.split(edges).models],
+            "bytes_a_row": [footprint.a_row(model.outputs) for model in self.split(edges).models],
         }
 
     def shared(self) -> list[str]:

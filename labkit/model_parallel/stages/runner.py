@@ -92,7 +92,7 @@ class Runner:
             return {}
         aims, shares = parts.aims(self.losses.masks(batch.x))
         if self.table.asynchronous:  # each has an update of its own
-            found = [self.losses.counts([each], [1.0])[0] for each in aims]
+            found = [self.losses.counts([aim], [1.0])[0] for aim in aims]
         else:
             found = self.losses.counts(aims, shares)
         return dict(zip(range(self.table.microbatches)[-len(found) :], found, strict=True))

@@ -128,4 +128,4 @@ class Sliced(Share):
 
 
 def _nbytes(layer: keras.Layer) -> int:
-    return sum(prod(each.shape) * tf.as_dtype(each.dtype).size for each in layer.weights)
+    return sum(prod(weight.shape) * tf.as_dtype(weight.dtype).size for weight in layer.weights)

@@ -46,9 +46,9 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
             for lane in range(len(NAMES))
             if lane < 3 or (rank, lane) in lanes
         ]
-    for each in clocks:
-        said = f"clock {seconds_text(each['offset_s'])} ahead, ± {seconds_text(each['within_s'])}"
-        events.append(_named("process_labels", int(each["rank"]), labels=said))
+    for clock in clocks:
+        said = f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
+        events.append(_named("process_labels", int(clock["rank"]), labels=said))
     # First, so that who asks before replacing a trace need not read all of it.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}

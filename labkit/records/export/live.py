@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import one_line, say
 from labkit.records import store
+from labkit.records.export.fields import Point, epoch_points, moment, points, step_points
 from labkit.records.export.mlflow import MlflowStore
 from labkit.records.export.tensorboard import TensorBoardStore
-from labkit.records.export.told import Point, epoch_points, moment, points, step_points
 from labkit.records.run import Run
 from labkit.records.scan import folders
 from labkit.records.store import Record
@@ -133,7 +133,7 @@ class Follower:
         """Pass on what is new; whether a run still goes on."""
         if not self._folder.is_dir():
             return False
-        tops = [Path(each.path) for each in folders(self._folder) if each.is_run]
+        tops = [Path(folder.path) for folder in folders(self._folder) if folder.is_run]
         going = [self._look(top) for top in tops if top not in self._over]
         return any(going)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.optional import optional
-from labkit.records.export.told import (
+from labkit.records.export.fields import (
     Point,
     at_least_one,
     moment,

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.common.errors import InvalidInput
 from labkit.common.privacy import scrub
 from labkit.common.terminal import plain
-from labkit.records.export.told import at_least_one
+from labkit.records.export.fields import at_least_one
 from labkit.records.run import Run, frame
 from labkit.records.store import write_atomically
 

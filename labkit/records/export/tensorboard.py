@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from labkit.common.errors import cannot_write
 from labkit.common.optional import optional
 from labkit.common.safe_files import make_folder, open_file
-from labkit.records.export.told import (
+from labkit.records.export.fields import (
     Point,
     at_least_one,
     moment,

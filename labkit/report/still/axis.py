@@ -38,7 +38,7 @@ class Axis:
             self.names = list(dict.fromkeys(ordered))
         self._places = {name: float(place) for place, name in enumerate(self.names)}
         numbers = [self._number(value) for value in values]
-        known = [each for each in numbers if math.isfinite(each)]
+        known = [number for number in numbers if math.isfinite(number)]
         least, most = min(known, default=0.0), max(known, default=1.0)
         if look.get("rangemode") == "tozero":
             least = min(0.0, least)

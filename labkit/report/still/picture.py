@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from labkit.common.content import is_number
+from labkit.common.canonical_json import is_number
 from labkit.report.still.axis import LEFT, LONGEST, Axis, Record, values_of
 from labkit.report.still.svg import cut, is_whole, stroke, words
 from labkit.report.still.traces import marks, points_of
@@ -127,7 +127,7 @@ def _parallel(trace: Record, height: float) -> Iterator[str]:
             yield words(place + 4, at + 4, cut(text, 12), "start")
     for run in range(len(axes[0][2])):
         points = [(place, axis.at(values[run])) for place, axis, values in axes]
-        yield stroke([each for each in points if is_whole(each)], "#0072B2", 1.5, 0.7)
+        yield stroke([point for point in points if is_whole(point)], "#0072B2", 1.5, 0.7)
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:

@@ -89,4 +89,4 @@ def crossing(layers: Sequence[Layer], grid: Grid) -> Crossing:
 
 def first_trained(layers: Sequence[Layer]) -> int:
     """The place of the first layer with weights: up to it nobody asks for gradients of values."""
-    return next((n for n, each in enumerate(layers) if n and each.trains), len(layers))
+    return next((n for n, layer in enumerate(layers) if n and layer.trains), len(layers))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.check import ScheduleError
+from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline.table import Action, Table
 
 Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch

@@ -38,7 +38,7 @@ STEP["DGX-1"] = STEP["piz-daint"]  # P100 both
 
 def variables() -> list[int]:
     """Bytes of the trainable tensors of InceptionV3 with 1001 classes, in order of layers."""
-    return [each for layer in inception_v3() for each in layer.tensors]
+    return [tensor for layer in inception_v3() for tensor in layer.tensors]
 
 
 def greedy(sizes: Sequence[int], servers: int) -> list[int]:

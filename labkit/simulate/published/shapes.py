@@ -53,17 +53,17 @@ Layers: TypeAlias = list[Layer]
 
 def nbytes(layers: Sequence[Layer]) -> int:
     """Of all gradients."""
-    return sum(sum(each.tensors) for each in layers)
+    return sum(sum(layer.tensors) for layer in layers)
 
 
 def operations(layers: Sequence[Layer]) -> int:
     """See `Layer.operations`."""
-    return sum(each.operations for each in layers)
+    return sum(layer.operations for layer in layers)
 
 
 def multiplications(layers: Sequence[Layer]) -> float:
     """See `Layer.multiplications`."""
-    return sum(each.multiplications for each in layers)
+    return sum(layer.multiplications for layer in layers)
 
 
 def _chain(ins: int, side: int, *steps: Step) -> Layers:

@@ -93,7 +93,7 @@ def _outcome(case: Case) -> Row:
     except (tf.errors.OpError, TypeError, ValueError) as error:
         words = " ".join(str(error).split())
         return {"ran_on": "nowhere", "error": words[:LETTERS]}
-    (ran,) = {each.device for each in graph.operations if each.op == case.op}
+    (ran,) = {operation.device for operation in graph.operations if operation.op == case.op}
     return {"ran_on": ran, "error": ""}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from labkit.communicator.clock import Clock
 from labkit.records.placed import WAY, Row
-from labkit.worker.devices.asked import Asked
+from labkit.worker.devices.request import DeviceRequest
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -19,7 +19,7 @@ LINK = (4, 2**16, 2**20, 2**22)  # bytes of a tensor that hops
 FLOAT = 4  # bytes
 
 
-def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
+def links(clock: Clock, asked: DeviceRequest) -> tuple[list[Row], float, float]:
     """Rows of copies between the first two logical devices; their latency, s, and bytes/s.
 
     A tensor hops to and fro in one graph, so that what a hop takes is what a send, a receive and an
@@ -50,7 +50,7 @@ def links(clock: Clock, asked: Asked) -> tuple[list[Row], float, float]:
     return rows, least, (LINK[-1] - LINK[0]) / longer if longer > 0 else float("inf")
 
 
-def products_and_copies(clock: Clock, asked: Asked, pair: tuple[str, str]) -> list[Row]:
+def products_and_copies(clock: Clock, asked: DeviceRequest, pair: tuple[str, str]) -> list[Row]:
     """Rows of n × n products on both devices, of such a matrix from one to the other and back, and
     of the whole way: two matrices go there, and their product comes back.
 

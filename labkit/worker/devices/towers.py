@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.worker.devices.asked import Asked
+from labkit.worker.devices.request import DeviceRequest
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +25,7 @@ class Step:
     batch: tuple[tf.Tensor, tf.Tensor]
 
 
-def towers(asked: Asked, scopes: Sequence[str] = ()) -> Step:
+def towers(asked: DeviceRequest, scopes: Sequence[str] = ()) -> Step:
     """The step, all of it on the first device; with scopes tower i is asked onto device i.
 
     With scopes, which go round again, everything else is where TensorFlow's placer wants it.
@@ -82,7 +82,7 @@ def towers(asked: Asked, scopes: Sequence[str] = ()) -> Step:
 
 
 def _tower(
-    asked: Asked, width: int, draw: tf.random.Generator, name: str
+    asked: DeviceRequest, width: int, draw: tf.random.Generator, name: str
 ) -> list[list[tf.Variable]]:
     """Kernel and bias of each layer."""
     inputs = [asked.features, *[width] * (asked.depth - 1)]

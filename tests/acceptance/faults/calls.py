@@ -15,9 +15,9 @@ import psutil
 
 from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head
-from labkit.cluster.kept import Kept
+from labkit.cluster.cluster_name import folder_of, usual_name
 from labkit.cluster.lease import KEEPER
-from labkit.cluster.naming import folder_of, usual_name
+from labkit.cluster.local_engines import LocalEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, Reader
@@ -102,11 +102,11 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 @contextmanager
-def _engines() -> Iterator[Kept]:
+def _engines() -> Iterator[LocalEngines]:
     """Start the engines that all entry points share, from one call to the next."""
     how = Start.asked(WORKERS, fault_tolerant=True)
     name = usual_name(how)
-    engines = Kept(folder_of(name), name, how)
+    engines = LocalEngines(folder_of(name), name, how)
     engines.start()
     try:
         yield engines
@@ -129,7 +129,7 @@ def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
     return entry_point, rank, Moment(PHASES[-1], 1.0)
 
 
-def _lengths(engines: Kept, folder: Path) -> Row:
+def _lengths(engines: LocalEngines, folder: Path) -> Row:
     """Return the seconds of each phase in an undisturbed call on new engines."""
     sight = Sight(folder)
     with _call(engines, "submit", folder, 0) as call:
@@ -144,7 +144,9 @@ def _lengths(engines: Kept, folder: Path) -> Row:
 
 
 @contextmanager
-def _call(engines: Kept, entry_point: str, folder: Path, number: int) -> Iterator[Future[Outcome]]:
+def _call(
+    engines: LocalEngines, entry_point: str, folder: Path, number: int
+) -> Iterator[Future[Outcome]]:
     """Begin a call in a thread, on engines that are complete."""
     if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
         engines.end()
@@ -158,7 +160,7 @@ def _call(engines: Kept, entry_point: str, folder: Path, number: int) -> Iterato
         pool.shutdown(wait=False)
 
 
-def _kill(engines: Kept, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
+def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
     """Kill a rank during one call; return its row."""
     entry_point, rank, moment = draw(number, lengths)
     sight, began = Sight(folder), time.monotonic()
@@ -193,7 +195,7 @@ def _outcome(call: Future[Outcome]) -> Outcome:
         return Outcome(0, False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
-def _ranks(engines: Kept) -> dict[int, psutil.Process]:
+def _ranks(engines: LocalEngines) -> dict[int, psutil.Process]:
     """Return the processes of the ranks, found from outside."""
     lock, processes = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():

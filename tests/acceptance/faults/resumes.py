@@ -17,7 +17,7 @@ import psutil
 from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
-from labkit.cluster.resumed import checked
+from labkit.cluster.resume import checked
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import sealed

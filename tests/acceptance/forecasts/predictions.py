@@ -14,7 +14,7 @@ from labkit.bench.calibration_runs import calibrate
 from labkit.bench.timing import Row, head
 from labkit.common.terminal import say
 from labkit.forecast import Calibration
-from labkit.forecast.kept import merged
+from labkit.forecast.calibration_store import merged
 from tests.acceptance.forecasts.settings import ROWS, STEPS, Setting, calibrated
 
 SECONDS = 2.5  # that a run is to train, by its forecast

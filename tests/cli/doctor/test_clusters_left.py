@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from labkit.cli.doctor.clusters import clusters
-from labkit.cli.doctor.examination import Finding
+from labkit.cli.doctor.diagnosis import Finding
 from labkit.cluster.lease import Lease
-from labkit.common.places import runtime_folder
+from labkit.common.paths import runtime_folder
 from labkit.records import store
 
 KEEPER = "import sys; from pathlib import Path; from labkit.cluster.lease import Lock"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli.doctor import examination, ranks
+from labkit.cli.doctor import diagnosis, ranks
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 
@@ -55,7 +55,7 @@ def test_without_a_namespace_the_ranks_meet_all_the_same_and_it_is_said(
 
 def test_an_mpiexec_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mpiexec(tmp_path, "exec sleep 600", monkeypatch)
-    monkeypatch.setattr(examination, "LIMIT", 0.2)
+    monkeypatch.setattr(diagnosis, "LIMIT", 0.2)
     with pytest.raises(LabkitError, match="did not end within"):
         list(ranks.ranks())
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.jobs.sweep import roster
-from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments
+from labkit.jobs.sweep import manifest
+from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments
 from labkit.records import store
 from labkit.records.scan import scan
 
@@ -22,16 +22,16 @@ GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
 
 @pytest.fixture
 def plan() -> Plan:
-    return make(NOTEBOOK, Asked(read_assignments(("number=1,2,3",)), {}))
+    return make(NOTEBOOK, SweepSpec(read_assignments(("number=1,2,3",)), {}))
 
 
 def folder_of(plan: Plan) -> Path:
-    return roster.create(Path("runs"), "swept", plan)
+    return manifest.create(Path("runs"), "swept", plan)
 
 
 def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
     folder = folder_of(plan)
-    job = roster.queue(folder, plan, plan.members[0])
+    job = manifest.queue(folder, plan, plan.members[0])
     assert job == folder / "001_number=1"
     assert sorted(path.name for path in job.iterdir()) == ["params.yaml", "status.json"]
     assert store.read_status(job)["state"] == "queued"
@@ -40,45 +40,45 @@ def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
 
 def test_a_member_is_done_when_it_completed_with_the_same_content(plan: Plan) -> None:
     folder, first = folder_of(plan), plan.members[0]
-    assert not roster.is_done(folder, plan, first)
-    job = roster.queue(folder, plan, first)
-    assert not roster.is_done(folder, plan, first)
+    assert not manifest.is_done(folder, plan, first)
+    job = manifest.queue(folder, plan, first)
+    assert not manifest.is_done(folder, plan, first)
     store.complete(job)
-    assert roster.is_done(folder, plan, first)
+    assert manifest.is_done(folder, plan, first)
     status = store.read_json(job / "status.json")
     store.write_json(job / "status.json", status | {"content": "of another notebook"})
-    assert not roster.is_done(folder, plan, first)
+    assert not manifest.is_done(folder, plan, first)
     (job / "status.json").write_text("{")
-    assert not roster.is_done(folder, plan, first)
+    assert not manifest.is_done(folder, plan, first)
 
 
 def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
     folder, first = folder_of(plan), plan.members[0]
-    store.fail(roster.queue(folder, plan, first), "no use")
-    job = roster.queue(folder, plan, first)
+    store.fail(manifest.queue(folder, plan, first), "no use")
+    job = manifest.queue(folder, plan, first)
     assert store.read_status(job)["state"] == "queued"
-    (kept,) = (folder / roster.EARLIER).iterdir()
+    (kept,) = (folder / manifest.EARLIER).iterdir()
     assert store.read_status(kept)["cause"] == "no use"
     assert scan("runs").skipped == []
 
 
 def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:
     folder = folder_of(plan)
-    store.complete(roster.queue(folder, plan, plan.members[0]))
-    dead = roster.queue(folder, plan, plan.members[1])
+    store.complete(manifest.queue(folder, plan, plan.members[0]))
+    dead = manifest.queue(folder, plan, plan.members[1])
     store.mark_running(dead)
     store.write_json(dead / "status.json", store.read_json(dead / "status.json") | GONE)
-    states = roster.states(folder, roster.read(folder))
+    states = manifest.states(folder, manifest.read(folder))
     assert states == {"completed": 1, "interrupted": 1, "queued": 1}
 
 
 def test_a_sweep_whose_process_is_gone_was_interrupted(plan: Plan) -> None:
     folder = folder_of(plan)
-    roster.update(folder, state="running")
-    assert roster.read(folder)["state"] == "running"
-    path = folder / roster.FILE
+    manifest.update(folder, state="running")
+    assert manifest.read(folder)["state"] == "running"
+    path = folder / manifest.FILE
     store.write_json(path, store.read_json(path) | GONE)
-    assert roster.read(folder)["state"] == "interrupted"
+    assert manifest.read(folder)["state"] == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -104,47 +104,47 @@ def test_a_record_that_cannot_be_used_is_one_line(content: str, words: str) -> N
     Path("swept").mkdir()
     Path("swept/sweep.json").write_text(content)
     with pytest.raises(LabkitError, match=words) as refused:
-        roster.read(Path("swept"))
+        manifest.read(Path("swept"))
     assert "\n" not in str(refused.value)
 
 
 def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
-    path = folder / roster.FILE
+    path = folder / manifest.FILE
     known = store.read_json(path)
     for name in ("../../elsewhere", "..", ".", "/"):
         known["members"][0]["folder"] = name
         store.write_json(path, known)
         with pytest.raises(LabkitError, match="expected is a list of records with a folder's name"):
-            roster.read(folder)
+            manifest.read(folder)
 
 
 def test_halves_of_members_are_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / ".half.new").mkdir()
     (tmp_path / ".x.new").touch()
     (tmp_path / "001_n=1").mkdir()
-    roster.tidy(tmp_path)
+    manifest.tidy(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.new", "001_n=1"]
 
 
 def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
-    assert roster.newest(Path("runs"), plan) is None
+    assert manifest.newest(Path("runs"), plan) is None
     first = folder_of(plan)
-    roster.update(first, started="2026-01-01T00:00:00+00:00")
-    assert roster.newest(Path("runs"), plan) == first
+    manifest.update(first, started="2026-01-01T00:00:00+00:00")
+    assert manifest.newest(Path("runs"), plan) == first
     second = folder_of(plan)
-    roster.update(second, started="2026-01-02T00:00:00+00:00")
-    other = make(NOTEBOOK, Asked(read_assignments(("number=1,2",)), {}))
-    roster.update(folder_of(other), started="2026-01-03T00:00:00+00:00")
+    manifest.update(second, started="2026-01-02T00:00:00+00:00")
+    other = make(NOTEBOOK, SweepSpec(read_assignments(("number=1,2",)), {}))
+    manifest.update(folder_of(other), started="2026-01-03T00:00:00+00:00")
     Path("runs/broken").mkdir()
     Path("runs/broken/sweep.json").write_text("{")
     assert second.name == "swept-2"
-    assert roster.newest(Path("runs"), plan) == second
+    assert manifest.newest(Path("runs"), plan) == second
 
 
 def test_one_process_owns_a_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
-    roster.update(folder, state="running")
+    manifest.update(folder, state="running")
     script = (
         "import sys; from pathlib import Path; from labkit.jobs.sweep import roster\n"
         "with roster.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
@@ -159,16 +159,16 @@ def test_one_process_owns_a_sweep(plan: Plan) -> None:
     child.stdout.readline()
     with (
         pytest.raises(LabkitError, match=f"is running .process {os.getpid()}"),
-        roster.owned(folder),
+        manifest.owned(folder),
     ):
         pass
     child.stdin.close()
     child.wait(30)
-    with roster.owned(folder):
+    with manifest.owned(folder):
         pass
 
 
 def test_a_record_names_no_absolute_path(plan: Plan) -> None:
-    text = (folder_of(plan) / roster.FILE).read_text()
+    text = (folder_of(plan) / manifest.FILE).read_text()
     assert json.loads(text)["notebook"] == "is_swept.ipynb"
     assert "/" not in text

@@ -17,13 +17,13 @@ from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
 from labkit.figures.runs.search import search_history
 from labkit.jobs.log import Log
-from labkit.jobs.sweep import plan, roster
+from labkit.jobs.sweep import manifest, plan
 from labkit.jobs.sweep.grid import Draw
 from labkit.jobs.sweep.plan import Member
 from labkit.jobs.sweep.search import Search, of_record
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
-from labkit.records.questions.searched import folders, searched
+from labkit.records.analysis.search_results import folders, searched
 from labkit.records.stream import FOLDER, PRUNED, Reader, Writer
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "says_its_parameters.ipynb"
@@ -38,19 +38,19 @@ def search(**changes: Any) -> Search:
 def begun(root: Path, **changes: Any) -> Trials:
     found, _ = plan.make_search(NOTEBOOK, AXES, search(**changes))
     assert found.search is not None
-    return Trials(roster.create(root, "sweep", found), found, found.search)
+    return Trials(manifest.create(root, "sweep", found), found, found.search)
 
 
 def resumed(trials: Trials) -> Trials:
     """The same, as a later process finds it."""
-    record = roster.read(trials.folder)
+    record = manifest.read(trials.folder)
     given = of_record(record["search"])
     return Trials(trials.folder, plan.again(NOTEBOOK, record["members"], given), given)
 
 
 def end(trials: Trials, member: Member, accuracy: float) -> None:
     """Complete a member with this result."""
-    job = roster.queue(trials.folder, trials.plan, member)
+    job = manifest.queue(trials.folder, trials.plan, member)
     log = Log(store.new_run_directory(job, "run"), {})
     log.add({"accuracy": accuracy})
     store.complete(log.run.path)
@@ -68,7 +68,7 @@ def test_members_have_values_of_their_axes_as_the_notebook_declares_them(tmp_pat
         assert (values["mode"] in ("ring", "tree"), values["count"] in range(1, 5)) == (True, True)
         assert values["fast"] is True
         assert member.folder.startswith(f"{number:03}_rate=")
-    listed = roster.read(trials.folder)["members"]
+    listed = manifest.read(trials.folder)["members"]
     assert [each["folder"] for each in listed] == [each.folder for each in trials.plan.members]
 
 
@@ -98,7 +98,7 @@ def test_a_search_goes_on_where_it_ended(tmp_path: Path) -> None:
 def test_a_member_that_ended_untold_is_told_when_the_search_goes_on(tmp_path: Path) -> None:
     trials = begun(tmp_path, trials=2)
     member = trials.ask()
-    job = roster.queue(trials.folder, trials.plan, member)
+    job = manifest.queue(trials.folder, trials.plan, member)
     log = Log(store.new_run_directory(job, "run"), {})
     log.add({"accuracy": 0.7})
     store.complete(log.run.path)
@@ -111,7 +111,7 @@ def test_a_member_that_ended_untold_is_told_when_the_search_goes_on(tmp_path: Pa
 def test_a_result_that_nobody_has_is_said(tmp_path: Path) -> None:
     trials = begun(tmp_path, metric="beauty")
     member = trials.ask()
-    store.complete(roster.queue(trials.folder, trials.plan, member))
+    store.complete(manifest.queue(trials.folder, trials.plan, member))
     assert "beauty" in str(trials.tell(member, "completed"))
     assert trials.done == 0
 
@@ -119,7 +119,7 @@ def test_a_result_that_nobody_has_is_said(tmp_path: Path) -> None:
 def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> None:
     trials = begun(tmp_path)
     member = trials.ask()
-    job = roster.queue(trials.folder, trials.plan, member)
+    job = manifest.queue(trials.folder, trials.plan, member)
     for name, accuracy in (("first", 0.9), ("second", 0.4)):
         log = Log(store.new_run_directory(job, name), {})
         log.add({"accuracy": accuracy})
@@ -131,7 +131,7 @@ def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> 
 
 def tells(trials: Trials, member: Member, *values: float) -> Path:
     """The live folder of a member whose run tells these accuracies."""
-    job = roster.queue(trials.folder, trials.plan, member)
+    job = manifest.queue(trials.folder, trials.plan, member)
     live = store.new_run_directory(job, "run") / FOLDER
     live.mkdir()
     told = [{"step": step, "val_accuracy": value} for step, value in enumerate(values, 1)]

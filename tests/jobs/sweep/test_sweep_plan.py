@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from labkit.common.errors import InvalidInput
+from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep import plan as plans
-from labkit.jobs.sweep import roster
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import Asked, Plan, make, read_assignments, read_file
+from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments, read_file
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SPEAKS = NOTEBOOKS / "says_its_parameters.ipynb"
@@ -21,7 +21,9 @@ SWEPT = NOTEBOOKS / "is_swept.ipynb"
 
 
 def plan(notebook: Path, *assignments: str, **fields: Any) -> Plan:
-    return make(notebook, Asked(read_assignments(assignments), fields.pop("fixed", {}), **fields))
+    return make(
+        notebook, SweepSpec(read_assignments(assignments), fields.pop("fixed", {}), **fields)
+    )
 
 
 def test_values_are_read_as_the_notebook_declares_them() -> None:
@@ -74,7 +76,7 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
     made = plan(notebook, "count=1,2")
     before = [made.content(member) for member in made.members]
     notebook.write_text(notebook.read_text().replace("count", "other"))
-    assert roster.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
+    assert manifest.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
     assert [made.content(member) for member in made.members] == before
 
 

@@ -54,7 +54,10 @@ def test_a_model_is_saved_and_comes_back(tmp_path: Path) -> None:
     x = random.standard_normal((2, 8, 8, 1)).astype("float32")
     np.testing.assert_array_equal(model(x), again(x))
     places = [layer.get_config() for layer in again.layers[:2]]
-    assert [(each["filters"], each["kernel_size"]) for each in places] == [(2, (2, 2)), (3, (2, 2))]
+    assert [(place["filters"], place["kernel_size"]) for place in places] == [
+        (2, (2, 2)),
+        (3, (2, 2)),
+    ]
     # Glorot's limit, by what one place reads and gives.
     assert 0.9 < np.abs(model.layers[0].kernel.numpy()).max() / (6 / (4 + 2)) ** 0.5 <= 1
 

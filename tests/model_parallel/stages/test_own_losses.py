@@ -95,7 +95,7 @@ def experiment(strategy: Strategy, **fields: Any) -> Experiment:
 def test_losses_of_layers_in_all_stages_are_in_the_loss(
     cluster: Cluster, strategies: list[Strategy]
 ) -> None:
-    found = cluster.call(steps, [experiment(each) for each in strategies], ranks=2)
+    found = cluster.call(steps, [experiment(strategy) for strategy in strategies], ranks=2)
     model_losses = cluster.call(first_loss, experiment(AllReduce(), workers=1), ranks=1)[0]
     assert all(loss is None for losses, _ in found[0] for loss in losses)
     for losses, _ in found[1]:
@@ -115,7 +115,7 @@ def first_loss(communicator: Any, question: Experiment) -> float:
 
     def step(x: Any, y: Any, weight: Any) -> float:
         predicted = session.model(x, training=True)
-        own = sum(float(each) for each in session.model.losses)
+        own = sum(float(loss) for loss in session.model.losses)
         found.append(float(tf.reduce_mean(tf.square(predicted - y))) + own)
         return found[-1]
 

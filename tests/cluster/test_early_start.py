@@ -1,0 +1,67 @@
+"""Engines that start while a notebook comes up: taken by its first cluster, or gone with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from left import PATIENCE, left_of, processes
+
+from labkit import Cluster
+from labkit.cluster import cluster_name, early_start, launch
+from labkit.cluster.start import Start
+from labkit.hosts.host_list import Host
+
+# Starts engines ahead, says so, and waits to be killed.
+STARTS = """
+from labkit.cluster import ahead
+from labkit.cluster.start import Start
+
+with ahead.started(Start(1)):
+    print(flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("how", [None, Start(2, launcher="hosts", hosts=(Host("a", 2),))])
+def test_what_is_not_known_or_elsewhere_is_not_started(
+    own_runtime: Path, how: Start | None
+) -> None:
+    with early_start.started(how):
+        assert processes(own_runtime) == []
+
+
+def wait_until(folder: Path, *states: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while launch.state(folder)["state"] not in states:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) -> None:
+    with early_start.started(Start(1)):
+        wait_until(cluster_name.folder_of(cluster_name.usual_name(Start(1))), "starting", "ready")
+        with Cluster(workers=1) as cluster:
+            assert cluster.state()["warm"]
+            assert cluster.call(lambda communicator: communicator.rank) == [0]
+        assert left_of(own_runtime) == []
+
+
+@pytest.mark.slow
+def test_what_nobody_takes_ends_with_who_started_it(own_runtime: Path) -> None:
+    with early_start.started(Start(1)):
+        wait_until(cluster_name.folder_of(cluster_name.usual_name(Start(1))), "ready")
+    assert left_of(own_runtime) == []
+
+
+@pytest.mark.slow
+def test_kill_9_of_who_started_them_leaves_nothing(own_runtime: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.kill()
+    assert left_of(own_runtime) == []

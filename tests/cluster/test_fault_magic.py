@@ -1,0 +1,50 @@
+"""%%fault: each experiment of the cell gets the fault, and those behind it none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from labkit import Experiment, Fault
+from labkit.cluster import fault_magic
+from labkit.common.errors import InvalidInput
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+from labkit import Experiment
+from labkit.cluster import planting
+shell = InteractiveShell.instance()
+planting.register()
+shell.user_ns |= {"Experiment": Experiment, "planted": planting.with_planted}
+cell = "x = planted(Experiment(workers=3))\\nx.faults[0].kind, x.faults[0].seconds"
+told = shell.run_cell("%%fault rank=2 step=1 kind=pause seconds=0.5\\n" + cell)
+assert told.result == ("pause", 0.5), told
+assert not shell.run_cell("planted(Experiment(workers=3)).faults").result
+failed = shell.run_cell("%%fault rank=0 step=1 kind=kill\\n1 / 0")
+assert type(failed.error_in_exec) is ZeroDivisionError
+assert not shell.run_cell("planted(Experiment(workers=3)).faults").result
+print("done")
+"""
+
+
+def test_a_cell_plants_its_fault_and_no_other_cell_has_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
+def test_an_experiment_keeps_the_faults_that_it_has() -> None:
+    own = Fault("nan", rank=0, step=1)
+    with fault_magic.planted(fault_magic.said("kind=kill rank=1 step=3")):
+        found = fault_magic.with_planted(Experiment(workers=2, faults=own))
+    assert [fault.kind for fault in found.faults] == ["nan", "kill"]
+    assert fault_magic.with_planted(found) is found
+
+
+@pytest.mark.parametrize("line", ["", "kill", "rank=1 step=", "rank=x step=1 kind=kill"])
+def test_a_line_that_says_no_fault_is_refused(line: str) -> None:
+    with pytest.raises(InvalidInput):
+        fault_magic.said(line)

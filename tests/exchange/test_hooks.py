@@ -1,0 +1,213 @@
+"""What is put around a model's training stands in one order and comes off again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import pytest
+
+from labkit.common.errors import LabkitError
+from labkit.exchange.hooks import ORDER, Hook, rows_of, seam
+
+
+class Note(Hook):
+    """Writes down that it was called, and with which rows."""
+
+    def __init__(self, name: str, said: list[tuple[str, Any]]) -> None:
+        self.name, self.said = name, said  # type: ignore[misc]  # one class stands for all names
+
+    def train_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
+        self.said.append((self.name, rows))
+        return inner(data)
+
+
+class Halve(Hook):
+    """Hands on half the batch."""
+
+    name: ClassVar[str] = "rows"
+
+    def train_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
+        half = keras.tree.map_structure(lambda leaf: leaf[: len(leaf) // 2], data)
+        return inner(half)
+
+
+class Everywhere(Hook):
+    """Goes around all that a hook may go around."""
+
+    name: ClassVar[str] = "record"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.rows: Any = None
+
+    def train_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
+        self.said.append("train_step")
+        return inner(data)
+
+    def test_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
+        self.said.append("test_step")
+        return inner(data)
+
+    def compute_loss(self, inner: Callable[..., Any], rows: Any, *given: Any, **named: Any) -> Any:
+        self.said.append("compute_loss")
+        return inner(*given, **named)
+
+    def get_metrics_result(self, inner: Callable[[], Any], rows: Any) -> Any:
+        self.said.append("get_metrics_result")
+        return inner()
+
+    def apply(
+        self, inner: Callable[..., Any], rows: Any, gradients: Any, variables: Any = None
+    ) -> Any:
+        self.said.append("apply")
+        self.rows = rows
+        return inner(gradients, variables)
+
+
+X, Y = np.arange(24, dtype=np.float32).reshape(8, 3), np.ones((8, 1), np.float32)
+
+
+@pytest.fixture
+def model() -> Iterator[Any]:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    yield model
+    keras.backend.clear_session()
+
+
+METHODS = ("train_step", "test_step", "compute_loss", "get_metrics_result", "make_train_function")
+
+
+def own_methods(model: Any) -> list[Any]:
+    """What stands on the model itself and on its optimizer, in the place of their classes'."""
+    held = [vars(model).get(name) for name in METHODS]
+    return [*held, vars(model.optimizer).get("apply")]
+
+
+@pytest.mark.parametrize("names", list(permutations(["record", "rows", "priority"])))
+def test_hooks_run_in_the_declared_order_whatever_the_order_of_putting_on(
+    model: Any, names: tuple[str, ...]
+) -> None:
+    said: list[tuple[str, Any]] = []
+    for name in names:
+        seam(model).put_on(Note(name, said))
+    model.train_step((X, Y))
+    assert said == [("record", 8), ("rows", 8), ("priority", 8)]
+
+
+def test_rows_are_those_of_the_batch_as_it_came(model: Any) -> None:
+    said: list[tuple[str, Any]] = []
+    for hook in (Note("priority", said), Halve(), Note("record", said)):
+        seam(model).put_on(hook)
+    model.train_step((X, Y))
+    assert said == [("record", 8), ("priority", 8)]
+
+
+def test_a_name_without_a_place_is_refused(model: Any) -> None:
+    with pytest.raises(LabkitError, match=f"'first' has no place; there are {', '.join(ORDER)}"):
+        seam(model).put_on(Note("first", []))
+
+
+def test_taking_off_leaves_the_model_its_own_methods(model: Any) -> None:
+    own = own_methods(model)
+    hook = Everywhere()
+    seam(model).put_on(hook)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    assert set(hook.said) == {*METHODS[:4], "apply"}
+    assert hook.rows is not None
+    seam(model).take_off("record")
+    assert own_methods(model) == own == [None] * 6
+    hook.said.clear()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert hook.said == []
+
+
+def test_a_method_that_stood_on_the_model_itself_comes_back(model: Any) -> None:
+    calls = []
+    plain = model.train_step
+
+    def train_step(data: Any) -> Any:
+        calls.append(rows_of(data))
+        return plain(data)
+
+    model.train_step = train_step
+    seam(model).put_on(Everywhere())
+    model.train_step((X, Y))
+    assert calls == [8]
+    seam(model).clear()
+    assert model.train_step is train_step
+
+
+def test_a_train_step_of_the_users_own_is_called(model: Any) -> None:
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return {**super().train_step(data), "mine": 7.0}
+
+    own = Own([keras.Input((3,)), keras.layers.Dense(1)])
+    own.compile(optimizer="sgd", loss="mse")
+    hook = Everywhere()
+    seam(own).put_on(hook)
+    assert own.fit(X, Y, batch_size=4, verbose=0).history["mine"] == [7.0]
+    assert "train_step" in hook.said
+
+
+def test_an_error_in_a_step_leaves_nothing_of_the_fit_behind(model: Any) -> None:
+    class Fail(Hook):
+        name: ClassVar[str] = "priority"
+
+        def train_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
+            raise RuntimeError("as planned")
+
+    seam(model).put_on(Everywhere())
+    seam(model).put_on(Fail())
+    with pytest.raises(RuntimeError, match="as planned"):
+        model.fit(X, Y, verbose=0)
+    assert own_methods(model) == [None] * 6
+    assert seam(model).hooks == ()
+    model.fit(X, Y, verbose=0)
+
+
+def test_what_stays_outlives_an_error_and_the_fit(model: Any) -> None:
+    stays = Everywhere()
+    seam(model).put_on(stays, stays=True)
+    seam(model).put_on(Note("record", []))
+    assert len(seam(model).hooks) == 1
+    seam(model).clear()
+    assert seam(model).hooks == (stays,)
+    seam(model).clear(staying=True)
+    assert own_methods(model) == [None] * 6
+
+
+def test_the_end_of_the_data_takes_nothing_off(model: Any) -> None:
+    seam(model).put_on(Everywhere())
+    model.fit(X, Y, batch_size=4, epochs=3, verbose=0)
+    assert len(seam(model).hooks) == 1
+
+
+def test_a_step_compiled_with_the_same_hooks_is_used_again(model: Any) -> None:
+    hook = Everywhere()
+    for _ in range(3):
+        seam(model).put_on(hook)
+        model.fit(X, Y, batch_size=4, verbose=0)
+        seam(model).take_off("record")
+        model.fit(X, Y, batch_size=4, verbose=0)
+    assert hook.said.count("train_step") == 1  # traced once
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    seam(model).put_on(hook)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert hook.said.count("train_step") == 2  # another optimizer
+
+
+def test_a_model_with_hooks_is_saved_as_without(model: Any, tmp_path: Any) -> None:
+    seam(model).put_on(Everywhere())
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert own_methods(loaded) == [None] * 6

@@ -1,0 +1,67 @@
+"""A result over two parameters is a table first: a row a combination, numbers in their units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_runs import FAILED_GATE, write_run
+
+from labkit.common.errors import InvalidInput
+from labkit.records.analysis.two_parameters import axes_of, crossed, has_grid
+from labkit.records.run import Run
+
+ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
+
+
+def grid(root: Path, **failed: object) -> dict[str, Run]:
+    """Workers x compressors x three seeds by name; of OneBit on 2 workers the gate may fail."""
+    return {
+        f"{workers} {kind} {seed}": write_run(
+            root,
+            workers=workers,
+            seed=seed,
+            step_ms=8.0 / workers,
+            measured={"test_accuracy": 0.9 + seed / 100} | (failed if last else {}),
+            **({"strategy": ONE_BIT} if kind == "OneBit" else {}),
+        )
+        for workers in (2, 1)
+        for kind in ("none", "OneBit")
+        for seed in (0, 2, 1)
+        if not (last := (workers, kind) == (2, "OneBit")) or seed == 0
+    }
+
+
+def test_a_row_is_a_combination_with_the_median_of_its_runs(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    assert axes_of(list(runs.values())) == ("workers", "compressor")  # numbers right, words down
+    table = crossed(runs, "workers", "compressor", ["test_accuracy", "step_ms.median"])
+    assert list(table.columns) == [
+        *("workers", "compressor", "runs", "gate_failed", "test_accuracy", "step_ms.median")
+    ]
+    assert list(zip(table["compressor"], table["workers"], strict=True)) == [
+        *((None, 1), (None, 2), ("OneBit", 1), ("OneBit", 2))
+    ]
+    assert list(table["runs"].map(len)) == [3, 3, 3, 1]
+    assert table["test_accuracy"].tolist() == pytest.approx([0.91, 0.91, 0.91, 0.9])
+    assert table["step_ms.median"].tolist() == pytest.approx([8.0, 4.0, 8.0, 4.0])
+
+
+def test_a_run_without_a_verdict_of_equality_has_results_and_no_speed(tmp_path: Path) -> None:
+    table = crossed(grid(tmp_path, equivalence=FAILED_GATE), "workers", "compressor")
+    assert list(table.columns[4:]) == ["test_accuracy", "samples_per_second"]
+    assert list(table["gate_failed"]) == [0, 0, 0, 1]
+    assert np.isnan(table["samples_per_second"].iloc[3])
+    assert table["test_accuracy"].iloc[3] == 0.9
+
+
+def test_a_misspelt_measure_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'test_los' \(did you mean 'test_loss'"):
+        crossed(grid(tmp_path), "workers", "compressor", ["test_los"])
+
+
+def test_a_closer_look_is_no_axis(tmp_path: Path) -> None:
+    strategies = [{"name": "AllReduce", "microscope": each} for each in (0, 10)]
+    runs = [write_run(tmp_path, strategy=s, epochs=n) for s in strategies for n in (1, 2)]
+    assert not has_grid(runs)
