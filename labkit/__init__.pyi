@@ -6,7 +6,7 @@ from . import network as network
 from . import schedules as schedules
 from . import simulate as simulate
 from . import strategies as strategies
-from .bench.calibrating import calibrate
+from .bench.calibration_runs import calibrate
 from .cluster import Cluster, predict, replay, run
 from .common.errors import InvalidInput, LabkitError
 from .compression import (

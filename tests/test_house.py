@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -77,10 +78,23 @@ def unsafe_commands(source: str) -> list[int]:
     return found
 
 
+CAMPAIGNS = Path(__file__).with_name("acceptance")  # outside of the house, on top of it
+
+
+def test_the_package_imports_no_campaign() -> None:
+    imports = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
+    assert [
+        name for name, path in house.modules().items() if imports.search(path.read_text())
+    ] == []
+    assert all(
+        imports.search((CAMPAIGNS / f"{name}.py").read_text()) for name in ("fuzz", "attack")
+    )
+
+
 def test_every_python_that_labkit_starts_imports_nothing_from_the_current_folder() -> None:
     unsafe = {
         f"{path}:{line}"
-        for path in house.modules().values()
+        for path in (*house.modules().values(), *CAMPAIGNS.rglob("*.py"))
         for line in unsafe_commands(path.read_text())
     }
     assert unsafe == set()

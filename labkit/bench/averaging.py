@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, TIMES, show_rows
 from labkit.bench.servers import Counted
 from labkit.bench.timing import Row, added, head, spread
 from labkit.cluster import Cluster
@@ -216,3 +219,16 @@ def _played(
     communicator.meet("the next stretch of a benchmark")
     MpiRuntime(program, roles.hosts, *given, meanwhile=False).play()
     return [row["seconds"] for row in stage.rows[before:]]
+
+
+@click.command("averaging")
+@click.option("--workers", default=2, show_default=True, help="Each on a rank.")
+@click.option("--network", default="100Mb", show_default=True, help="Emulated, for the stream.")
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(workers: int, network: str, repeats: int, file: Path | None) -> None:
+    """Time local steps beside bare ones, and how much of its wire time a stream hides."""
+    columns = {"what": "what", "network": "network"} | TIMES
+    columns |= {"added_ms": "added ms", "ratio": "ratio", "own_ms": "no gradient, no update, ms"}
+    columns |= {"wire_ms": "wire ms", "delay": "steps late", "hidden": "hidden"}
+    show_rows(measure(workers, repeats, network), columns, file)

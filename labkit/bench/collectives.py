@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, NETWORK, TIMES, show_rows, sizes
 from labkit.bench.timing import Row, check, head, spread, timed
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
@@ -151,3 +154,29 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
         if isinstance(mine, float) and isinstance(other, float):
             row["ratio_to_mpi"] = mine / other
     return rows
+
+
+@click.command("collectives")
+@click.option("--workers", default=2, show_default=True, help="MPI ranks.")
+@NETWORK
+@click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
+@click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=sizes)
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(
+    workers: int,
+    network: str | None,
+    algorithms: str | None,
+    sizes: list[int],
+    repeats: int,
+    file: Path | None,
+) -> None:
+    """Time every allreduce algorithm beside the MPI library's own, or beside its closed form."""
+    # None: which algorithms can run depends on the network, and `measure` knows.
+    names = algorithms.split(",") if algorithms else None
+    rows = measure(workers, network, names, sizes, repeats)
+    columns = {"algorithm": "algorithm", "bytes": "bytes"} | TIMES
+    columns |= {"p99_ms": "p99 of calls", "busbw": "busbw B/s"}
+    emulated = {"closed_form_ms": "formula ms", "error": "error"}
+    columns |= {"ratio_to_mpi": "ratio"} if network is None else emulated
+    show_rows(rows, columns | {"correct": "correct"}, file)

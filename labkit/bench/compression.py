@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, TIMES, compressors, format_rows, write_rows
 from labkit.bench.timing import Row, head, spread
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 from labkit.communicator import launcher
 from labkit.compression import (
     COMPRESSORS,
@@ -235,6 +239,27 @@ def in_this_process(
 def main() -> None:
     """`python -m labkit.bench.compression TASK`: measures, and writes the rows as one line."""
     print(json.dumps(in_this_process(**json.loads(sys.argv[1]))))
+
+
+@click.command("compression")
+@click.option(
+    "--compressors",
+    "chosen",
+    callback=compressors,
+    help="QSGD,'{name: TopK, threshold: exact}'; default: all that need no fields.",
+)
+@click.option("--elements", default=5_800_000, show_default=True, help="Of the float32 vector.")
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(chosen: list[Compressor], elements: int, repeats: int, file: Path | None) -> None:
+    """Time every compressor on one thread, beside a copy of the same bytes."""
+    rows = measure(chosen or None, elements, repeats)
+    errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
+    columns = {"case": "compressor", "what": "what"} | TIMES
+    columns |= {"to_copy": "copies", "bytes": "bytes", "ratio": "ratio", "lost": "error"}
+    shown = [row | {"lost": error} for row, error in zip(rows, errors, strict=True)]
+    say(format_rows(shown, columns))
+    write_rows(rows, file)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.bench import where as places
+from labkit.bench import breakdown
+from labkit.bench.interleave import STEPS, WARM, Step, take
 from labkit.bench.steps import CASES, WORD_CASES, Averaging, Model, WordModel
 from labkit.bench.timing import Row, added, head, spread
-from labkit.bench.turns import STEPS, WARM, Step, take
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
@@ -44,7 +44,7 @@ def measure(
     """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
 
     "local" is the same step on all ranks at once without exchange. How kinds take turns, and what
-    is compared with what, says `labkit.bench.turns`.
+    is compared with what, says `labkit.bench.interleave`.
 
     Args:
         workers: ranks of one thread.
@@ -135,7 +135,7 @@ def _measure(
     steps["raw allreduce"] = sum_raw
     if where:
         handed = kind_of_model(KNOWN[name], communicator.rank)
-        steps |= places.kinds(communicator, KNOWN[name].parameters, handed.step)
+        steps |= breakdown.kinds(communicator, KNOWN[name].parameters, handed.step)
     taken = take(
         steps,
         lambda: communicator.meet("the next step of a benchmark"),
@@ -148,9 +148,10 @@ def _measure(
         for kind, model in models.items()
     }
     usual = exchanges[USUAL].timeline.events if where else ()
+    all_events = communicator.allgather([*usual]) if where else []
     return {
         "seconds": taken.seconds,
-        "where": places.taken(communicator.allgather([*usual]), repeats * STEPS) if where else {},
+        "where": breakdown.taken(all_events, repeats * STEPS) if where else {},
         "added": taken.added,
         "same": same,
         "nbytes": 4 * KNOWN[name].parameters,
@@ -220,7 +221,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
         yield kind, row
     if found["where"]:
-        yield from places.rows(found["where"], found["seconds"], found["added"], USUAL)
+        yield from breakdown.rows(found["where"], found["seconds"], found["added"], USUAL)
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:

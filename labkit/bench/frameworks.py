@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, TIMES, format_rows, names, write_rows
 from labkit.bench.timing import Row, head, spread
+from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON
+from labkit.common.errors import LabkitError
 from labkit.common.options import lookup
+from labkit.common.terminal import say
 from labkit.experiment import Experiment
 from labkit.network import Network
 from labkit.strategies import TF_KINDS, TF_LOCAL, TFDistribute
 
 if TYPE_CHECKING:
-    from labkit.cluster import Cluster
     from labkit.communicator import Communicator
 
 CASES: dict[str, dict[str, JSON]] = {
@@ -117,3 +122,37 @@ def hold(communicator: Communicator, experiment: Experiment) -> Held:
         apart = float(np.max(each))
     wire = float(np.mean([row["wire_bytes"] for row in recorder.rows]))
     return Held([row["seconds"] for row in recorder.rows], wire, apart, session.exchanged or {})
+
+
+@click.command("tf")
+@click.option("--kinds", default=None, callback=names, help="Names with commas; default: all.")
+@click.option("--cases", default="mlp,cnn,rnn", show_default=True, callback=names)
+@click.option("--optimizers", default="sgd,adam", show_default=True, callback=names)
+@click.option("--network", default=None, help="A preset: of a real link (Linux, as root).")
+@AS_JSON
+def command(
+    kinds: list[str],
+    cases: list[str],
+    optimizers: list[str],
+    network: str | None,
+    file: Path | None,
+) -> None:
+    """Hold TensorFlow's own strategies against one process, weight by weight, in float64.
+
+    Ends with an error where weights are more than 1e-12 apart after 20 steps.
+    """
+    # Before engines start.
+    asked = experiments(kinds, cases, optimizers, network)
+    if left := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
+        say(f"left out: {', '.join(left)}, of one process each, which no network joins")
+    with Cluster(workers=max(each.ranks for each in asked), limit=300) as cluster:
+        rows = [row for row, _ in measure(cluster, asked)]
+    shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]
+    columns = {"case": "case", "what": "strategy", "workers": "workers", "apart": "weights apart"}
+    columns |= {"correct": "the same"} | TIMES | {"wire_bytes_per_step": "bytes a step"}
+    say(format_rows(shown, columns))
+    write_rows(rows, file)
+    if failed := [f"{row['what']} on {row['case']}" for row in rows if not row["correct"]]:
+        raise LabkitError(
+            f"failed: more than {MOST_APART:g} from one process's weights: {', '.join(failed)}"
+        )

@@ -6,16 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
+import click
 import numpy as np
 
-from labkit.bench.joined import Ranks, joined_at
+from labkit.bench import concurrent_flows
+from labkit.bench.command import AS_JSON, format_rows, sizes, write_rows
+from labkit.bench.linked_processes import Ranks, joined_at
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
 from labkit.common.quantities import bits_of
+from labkit.common.terminal import say
 from labkit.frameworks.namespaces import FRAME, burst, require_means
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
@@ -131,3 +136,38 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
         "correct": bool(times[:, :, 1].all()),
         **facts,
     }
+
+
+@click.command("link")
+@click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
+@click.option("--algorithms", default="ring,master_worker", show_default=True)
+@click.option("--bytes", "sizes", default="64KiB,256KiB,1MiB,4MiB", callback=sizes)
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(
+    rate: str,
+    algorithms: str,
+    sizes: list[int],
+    repeats: int,
+    file: Path | None,
+) -> None:
+    """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
+    rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
+    # Once a rate: the link is the same for all its rows.
+    for facts in {row["rate"]: row for row in rows}.values():
+        say(
+            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us as measured; "
+            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause "
+            f"{facts['burst']} bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
+        )
+    columns = {name: name for name in ("rate", "algorithm", "bytes")}
+    for kind, words in (("", "real ms"), ("emulated_", "emulated ms")):
+        columns |= {f"{kind}ms" if kind else "median_ms": words}
+        columns |= {f"{kind}min_ms": "least", f"{kind}max_ms": "most"}
+    columns |= {"closed_form_ms": "formula ms", "error": "error", "correct": "correct"}
+    say(format_rows(rows, columns))
+    both = concurrent_flows.measure(rate.split(","), repeats)
+    columns = {"flow": "two flows at once", "rate": "rate", "median_ms": "real ms"}
+    columns |= {"min_ms": "least", "max_ms": "most", "emulated_ms": "emulated ms"}
+    say(format_rows(both, columns | {"max_min_ms": "max-min ms", "error": "error"}))
+    write_rows([*rows, *both], file)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import numpy as np
 
+from labkit.bench.command import AS_JSON, TIMES, names, show_rows
+from labkit.bench.interleave import Step
 from labkit.bench.timing import Row, head, spread
-from labkit.bench.turns import Step
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
@@ -220,3 +223,18 @@ def _slowest(communicator: Communicator, step: Step) -> float:
     # The slowest rank's time: a step has ended when all have.
     own = time.perf_counter() - start
     return float(max(communicator.allgather(own)))
+
+
+@click.command("pipeline")
+@click.option("--workers", default=2, show_default=True, help="Stages, a rank of one thread each.")
+@click.option(
+    "--schedules", default="gpipe,1f1b,zero_bubble,delayed", show_default=True, callback=names
+)
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(workers: int, schedules: list[str], repeats: int, file: Path | None) -> None:
+    """Time pipelines beside one process that takes the same micro-batches."""
+    rows = measure(workers, schedules, repeats=repeats)
+    columns = {"case": "case"} | TIMES | {"one_ms": "one process ms"}
+    columns |= {"stage_ms": "ms a stage and micro-batch", "speedup": "speed-up"}
+    show_rows(rows, columns | {"at_most": "at most", "share": "share"}, file)

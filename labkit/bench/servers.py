@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 import psutil
 
+from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
+from labkit.bench.interleave import Step, take
 from labkit.bench.steps import CASES
 from labkit.bench.timing import Row, added, head, spread
-from labkit.bench.turns import Step, take
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.experiment import Experiment
@@ -263,3 +266,16 @@ def _wall(
             ratios = np.array(taken.added[kind]) / np.array(taken.added[least])
             rows[kind]["ratio"] = float(np.median(ratios))
     return rows
+
+
+@click.command("servers")
+@click.option("--workers", default="16,64", show_default=True, callback=numbers)
+@click.option("--ranks", default=2, show_default=True, help="Of the wall clock.")
+@click.option("--repeats", default=5, show_default=True)
+@AS_JSON
+def command(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:
+    """Time parameter servers: the virtual clock's loop, and what they add to a step on ranks."""
+    columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
+    columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
+    columns |= {"in_flight": "gradients in flight"}
+    show_rows(measure(workers, ranks, repeats), columns, file)

@@ -12,11 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from labkit.bench.own_runs import own_runs
+import click
+
+from labkit.bench.command import AS_JSON, TIMES, show_rows
+from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster, warm
 from labkit.cluster.start import Start
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.terminal import say
 from labkit.experiment import Experiment
 from labkit.records.store import read_json
 from labkit.strategies import AllReduce
@@ -83,7 +87,7 @@ def _run_warm(notebook: Path) -> list[float]:
 
 def _second_cell(_: Path) -> list[float]:
     asked = Experiment(model="mlp", dataset="digits", strategy=AllReduce(), workers=WORKERS)
-    with own_runs(), Cluster(workers=WORKERS, name="start-bench") as cluster:
+    with temporary_runs(), Cluster(workers=WORKERS, name="start-bench") as cluster:
         cluster.run(asked, show=False)
         begin = time.perf_counter()
         run = cluster.run(asked.replace(seed=1), show=False)
@@ -119,3 +123,26 @@ def _started(job: Path) -> float:
 def _in_cells(job: Path) -> float:
     cells = json.loads((job / "output.ipynb").read_text())["cells"]
     return sum(cell["metadata"].get("papermill", {}).get("duration") or 0.0 for cell in cells)
+
+
+@click.command("start")
+@click.option(
+    "--notebook",
+    default="notebooks/tour.ipynb",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="With parameters workers, epochs and seed.",
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@AS_JSON
+def command(notebook: Path, repeats: int, file: Path | None) -> None:
+    """Time first answers: a notebook, cold and with warm engines, a second cell, a sweep's member.
+
+    Engines that `labkit warm` keeps for two ranks are ended first.
+    """
+
+    def hear(what: str, seconds: list[float]) -> None:
+        say(f"{what}: {', '.join(f'{each:.3g}' for each in seconds)} s")
+
+    rows = measure(notebook, repeats, hear)
+    show_rows(rows, {"case": "notebook", "what": "what", "repeats": "repeats"} | TIMES, file)

@@ -43,7 +43,7 @@ FOLDER = click.Path(path_type=Path)
 RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=FOLDER)
 
 
-class _OneLine(click.Group):
+class OneLineErrors(click.Group):
     """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
 
     def invoke(self, ctx: click.Context) -> None:
@@ -67,7 +67,7 @@ class _OneLine(click.Group):
                 ctx.exit(INTERRUPTED)
 
 
-@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="labkit")
 def app() -> None:
     """Ask questions about distributed deep learning; answer them on real MPI ranks."""

@@ -51,7 +51,7 @@ def calibrate(
     experiment of several workers, whole steps of its strategy are measured, too. What is measured
     is kept with this machine and its versions, beside what was measured before.
     """
-    from labkit.bench.calibrating import calibrate as measure
+    from labkit.bench.calibration_runs import calibrate as measure
     from labkit.bench.compression import without_fields
     from labkit.cli.experiments import experiment_named
     from labkit.forecast import Calibration

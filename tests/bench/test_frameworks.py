@@ -22,7 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, apart: float, *arguments: str) -> Resul
         return [frameworks.Held([0.2, 0.1, 0.1], 8.0, apart, {})]
 
     ranks = nullcontext(type("Ranks", (), {"call": staticmethod(hold)}))
-    monkeypatch.setattr("labkit.cluster.Cluster", lambda **_: ranks)
+    monkeypatch.setattr(frameworks, "Cluster", lambda **_: ranks)
     # Elsewhere than in CI it takes root and iproute2 to make one.
     monkeypatch.setattr("labkit.strategies.external_process.require_means", lambda: None)
     return CliRunner().invoke(app, ["bench", "tf", *arguments])

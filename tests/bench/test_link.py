@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from labkit.bench import beside_simgrid, meeting
+from labkit.bench import concurrent_flows
 from labkit.bench.link import measure
 from labkit.bench.pair import Pair
 from labkit.bench.timing import sweep
@@ -155,8 +155,8 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
-    rows = meeting.measure(["100Mb"], repeats=3)
-    assert len(rows) == 2 * len(meeting.CASES)
+    rows = concurrent_flows.measure(["100Mb"], repeats=3)
+    assert len(rows) == 2 * len(concurrent_flows.CASES)
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         # Of two TCP flows now one is ahead, now the other; together they fill the link.
         last = max((first, second), key=lambda row: row["median_ms"])
@@ -164,21 +164,10 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
     assert ours() == []
 
 
-def test_flows_end_when_simgrid_says_so():
-    try:
-        rows = beside_simgrid.compare()
-    except LabkitError as error:
-        pytest.skip(str(error))
-    assert len({row["case"].split(":")[0] for row in rows}) >= 16
-    for row in rows:
-        assert row["labkit"] == pytest.approx(row["by_hand"], rel=1e-9)
-        assert row["error"] == pytest.approx(0, abs=0.03)
-
-
 @pytest.mark.slow
 def test_control_c_ends_the_ranks_and_removes_the_link(means):
     code = (
-        "from labkit.bench.joined import joined_at\n"
+        "from labkit.bench.linked_processes import joined_at\n"
         "with joined_at(10**8, 'labkit.bench.pair') as ranks:\n"
         "    print(ranks.answer(), flush=True)\n"
         "    ranks.answer()\n"

@@ -11,8 +11,8 @@ import sample_runs
 from sample_calibrations import calibration, experiment
 
 import labkit as lk
-from labkit.bench.calibrating.measure import FULL, QUICK
-from labkit.bench.calibrating.ways import asked, measured, step_seconds
+from labkit.bench.calibration_runs.measure import FULL, QUICK
+from labkit.bench.calibration_runs.ways import asked, measured, step_seconds
 from labkit.cluster import RankError
 from labkit.common.errors import InvalidInput
 from labkit.forecast import WayCost

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sample_runs import output, write_job, write_run
 
-from labkit.bench.pages import READ
 from labkit.figures import message_trace
 from labkit.figures.kit.canvas import Figure
 from labkit.report import report
+from tests.acceptance.report import READ
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from sample_runs import experiment, output, write_job, write_run
 
-from labkit.bench.pages import READ
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import report
+from tests.acceptance.report import READ
 
 pytestmark = pytest.mark.slow
 
@@ -556,7 +556,7 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_seen(page: Any, tmp_path: Path
     path = report(hundred(tmp_path / "runs"), tmp_path / "report.html")
     assert path.stat().st_size <= 8e6
     opened(page, path)
-    assert int(page.get_attribute("html", "data-first")) > 0  # how soon: labkit bench report
+    assert int(page.get_attribute("html", "data-first")) > 0  # how soon: tests.acceptance report
     assert page.get_attribute("html", "data-drawn") == "10"
     # Points of many runs are one trace; it knows which are whose.
     of_points = """(say) => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>

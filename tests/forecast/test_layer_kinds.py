@@ -9,8 +9,8 @@ import keras
 import pytest
 from keras import layers
 
-from labkit.bench.calibrating.model import kind
-from labkit.bench.calibrating.model import layers as costs_of
+from labkit.bench.calibration_runs.model import kind
+from labkit.bench.calibration_runs.model import layers as costs_of
 from labkit.communicator.clock import WALL
 from labkit.forecast.slices import DIVIDED, sliced
 from labkit.model_parallel.functional import functional_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit.bench import records
 from labkit.common.paths import cache_folder
 from labkit.jobs import listing
+from tests.acceptance import records
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from labkit.bench.flow_sets import FlowSet
 from labkit.network import Network
 from labkit.schedules.round import Integers
+from tests.acceptance.flow_sets import FlowSet
 
 ENDLESS = 1e15  # bytes/s of what is no link of the set
 

@@ -11,11 +11,11 @@ from flow_networks import as_network, columns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.bench.flow_sets import FLOW_SETS, FlowSet
 from labkit.network import FREE, Flows, Network, carrier, drained, max_min
 from labkit.network.shared import MOST, FlowTable, shared_links
 from labkit.schedules import Round
 from labkit.simulate import simulate
+from tests.acceptance.flow_sets import FLOW_SETS, FlowSet
 
 by_hand = pytest.mark.parametrize("each", FLOW_SETS, ids=lambda each: each.name)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from labkit.bench.split_step import gated
+from labkit.bench.step_process import gated
 from labkit.bench.steps import Case, Model
 from labkit.common.errors import LabkitError
 from labkit.records.ready_queue import ready_queue

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from labkit.bench.turns import STEPS, Step, take
+from labkit.bench.interleave import STEPS, Step, take
 
 LIMIT = 120.0  # seconds to wait for another process
 

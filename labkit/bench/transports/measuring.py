@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.bench.joined import Ranks
+from labkit.bench.linked_processes import Ranks
 from labkit.bench.timing import Row, head, spread
 from labkit.bench.transports.starting import hosts_wanted, ranks, tasks
 from labkit.bench.transports.trained import Training, grpc, train_here

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from labkit.bench.joined import Ranks, started
+from labkit.bench.linked_processes import Ranks, started
 from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
 from labkit.frameworks.child import FOREIGN, computing

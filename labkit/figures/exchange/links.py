@@ -19,7 +19,7 @@ from labkit.network import Network
 from labkit.records.run import Run, gate_failed
 from labkit.simulate import simulate
 
-# Rows of a benchmark: of `labkit bench transport`, or of `labkit.bench.hosts.between.measure`.
+# Rows of a benchmark: of `labkit bench transport`, or of `labkit.bench.host_allreduce.measure`.
 Row: TypeAlias = Mapping[str, "str | float | None"]
 Rows: TypeAlias = Sequence[Row]
 
@@ -271,7 +271,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
     """Return a row an algorithm, with the largest buffer: bytes by level, and time on the link.
 
     Args:
-        rows: of `labkit.bench.hosts.between.measure`.
+        rows: of `labkit.bench.host_allreduce.measure`.
         network: that it was predicted on.
     """
     table = _table(rows)
@@ -296,7 +296,7 @@ def hosts_speedup(rows: Rows) -> Figure:
     """Draw the time of the ring over that of each algorithm by bytes, measured and simulated.
 
     Args:
-        rows: of `labkit.bench.hosts.between.measure`.
+        rows: of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
     looks = lines(table["algorithm"])  # with the ring, for the colours of other figures
@@ -361,7 +361,7 @@ def hosts_reading(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown
     """Say which algorithms do not pay, which do, and what crosses the link between hosts.
 
     Args:
-        rows, network: of `labkit.bench.hosts.between.measure`.
+        rows, network: of `labkit.bench.host_allreduce.measure`.
         runs: of the same training, by the ring and by others.
     """
     table = _table(rows)

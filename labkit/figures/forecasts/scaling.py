@@ -141,7 +141,7 @@ def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
 
 
 WORST = 5
-# A row a setting, as `labkit.bench.forecasts.held.compared` makes them: case, network,
+# A row a setting, as `tests.acceptance.forecasts.comparison.compared` makes them: case, network,
 # predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error, group.
 Compared = Sequence[Mapping[str, Any]]
 

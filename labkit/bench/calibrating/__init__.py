@@ -1,5 +1,0 @@
-"""Measuring all that forecasts are made from, on ranks, once a machine."""
-
-from labkit.bench.calibrating.measure import Bench, Effort, calibrate
-
-__all__ = ["Bench", "Effort", "calibrate"]

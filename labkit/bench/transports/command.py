@@ -1,0 +1,103 @@
+"""`labkit bench transport`: its options, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from labkit.bench.command import AS_JSON, TIMES, format_rows, names, sizes, write_rows
+from labkit.bench.timing import Row
+from labkit.bench.transports import measuring, predicted
+from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, WITHIN
+from labkit.common.terminal import say
+from labkit.common.units import bytes_text
+
+FOUR = 2**22  # bytes
+AGAINST = (GRPC, "two_sided")
+
+
+@click.command("transport")
+@click.option("--bytes", "sizes", default=None, callback=sizes, help="Sizes with commas.")
+@click.option("--repeats", default=5, show_default=True, help="Rounds over all ways and sizes.")
+@click.option("--transports", default=None, callback=names, help="With commas; default: all.")
+@click.option(
+    "--namespaces/--no-namespaces",
+    default=True,
+    show_default=True,
+    help="Also over a real link between two of them (Linux, root, iproute2).",
+)
+@click.option("--rate", default="1Gb", show_default=True, help="Of that link, bits/s.")
+@click.option("--train", is_flag=True, help="Time training steps and the time to 90 %, too.")
+@AS_JSON
+def command(
+    sizes: list[int],
+    repeats: int,
+    transports: list[str],
+    namespaces: bool,
+    rate: str,
+    train: bool,
+    file: Path | None,
+) -> None:
+    """Time one exchange by gRPC, two-sided, one-sided static and one-sided dynamic messages."""
+    wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
+    for sentence in wanted.left_out:
+        say(f"left out: {sentence}", err=True)
+    sizes = sizes or list(measuring.SIZES)
+    rows = measuring.measure(wanted, sizes, repeats)
+    columns = {"case": "way", "bytes": "bytes"} | TIMES | {"bandwidth": "B/s", "copies": "copies"}
+    columns |= {"processor_ns": "processor ns a byte", "tcp": "bytes by TCP, times"}
+    say(format_rows(rows, columns | {"correct": "bit by bit"}))
+    for way in wanted.ways:
+        say(f"{way.name}: {len(way.copies)} copies: {'; '.join(way.copies)}")
+    for sentence in ratio_sentences(rows):
+        say(sentence)
+    trained = measuring.train(wanted, repeats=min(repeats, 3)) if train else []
+    if trained:
+        columns = {"case": "way", "bytes": "bytes of weights"} | TIMES
+        say(
+            format_rows(
+                trained, columns | {"seconds_to_target": "s to 90 %", "accuracy": "accuracy"}
+            )
+        )
+    rdma = predicted.predict(sizes)
+    columns = {"case": "predicted, not measured", "bytes": "bytes", "median_ms": "ms"}
+    say(format_rows(rdma, columns | {"bandwidth": "B/s", "copies": "copies"}))
+    write_rows([*rows, *trained, *rdma], file)
+
+
+def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
+    """The median of a way and size, s; None where it was not timed."""
+    for row in rows:
+        wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
+        if wanted == (transport, place, nbytes, "exchange"):
+            return float(row["median_ms"] or 0.0) / 1e3
+    return None
+
+
+def ratio(rows: Sequence[Row], other: str, at: str, place: str, nbytes: int = FOUR) -> float | None:
+    """How many times as long as one-sided static in a place another transport takes elsewhere.
+
+    Args:
+        rows: of `measure`.
+        other: the other transport; at: its place.
+        place: of the one-sided one.
+        nbytes: of the array.
+    """
+    slow, fast = seconds(rows, other, at, nbytes), seconds(rows, "one_sided", place, nbytes)
+    return slow / fast if slow and fast else None
+
+
+def ratio_sentences(rows: Sequence[Row], nbytes: int = FOUR) -> Iterator[str]:
+    """Of one-sided static against gRPC and against two-sided: within a host, then over TCP."""
+    for place in PLACES:
+        said = []
+        for other in AGAINST:
+            at = LOOPBACK if place in WITHIN and other == GRPC else place
+            found = ratio(rows, other, at, place, nbytes)
+            if found is None:
+                continue
+            said.append(f"{other} by {at} takes {found:.2f} times as long")
+        if said:
+            yield f"{bytes_text(nbytes)}, against one_sided by {place}: {'; '.join(said)}"

@@ -1,0 +1,44 @@
+"""`python -m tests.acceptance NAME`: campaigns that developers run against labkit itself."""
+
+from __future__ import annotations
+
+import os
+
+from labkit.bench.command import CommandTable
+from labkit.cli.app import OneLineErrors
+from labkit.common.paths import keep_bytecode
+from tests.acceptance.repository import import_path
+
+
+class _Campaigns(OneLineErrors, CommandTable):
+    """Commands of this folder, whose errors end as those of `labkit` do."""
+
+
+campaigns = _Campaigns(
+    "tests.acceptance",
+    {
+        "attack": "tests.acceptance.attack",
+        "faults": "tests.acceptance.faults.command",
+        "forecasts": "tests.acceptance.forecasts.command",
+        "fuzz": "tests.acceptance.fuzz",
+        "hosts": "tests.acceptance.hosts.command",
+        "mutants": "tests.acceptance.mutants",
+        "records": "tests.acceptance.records",
+        "report": "tests.acceptance.report",
+        "simgrid": "tests.acceptance.simgrid_comparison",
+    },
+    "Run a campaign against labkit itself, or time it on thousands of runs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the campaign that the command line names."""
+    # What a campaign starts inherits both: engines, jobs, ranks under mpiexec.
+    keep_bytecode()
+    os.environ["PYTHONPATH"] = import_path()
+    campaigns(prog_name="python -m tests.acceptance")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Attacks on real commands: signals, limits and full file systems, at random moments.
+
+Whatever happens, the command ends, its output and its record name the cause, it leaves nothing,
+and the next run works.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from labkit.bench.command import AS_JSON, names, show_rows
+from labkit.bench.timing import Row
+from labkit.common.errors import LabkitError
+from labkit.common.nearest import refuse_unknown
+from labkit.common.terminal import say
+from tests.acceptance.command_under_test import LEFT, CommandUnderTest, wait_for
+
+Act: TypeAlias = Callable[[CommandUnderTest], None]
+STILL = 20.0  # seconds for which everything is stopped
+STALE = 60  # segments of shared memory that somebody has left
+SWEPT = ("workers=2,3", "--jobs", "1")
+STARTED = (4, 8, 16)  # ranks, of whose start the caller is killed
+STARTS = 20.0  # seconds that they take on two cores
+ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack on a command, and the end that it must have.
+
+    Attributes:
+        act: what is done.
+        told: what the record, or the command, must say of the cause; a regular expression.
+        state: how the records must end; "" where nothing may have been started.
+        kind: of command, see `CommandUnderTest`.
+        more: its further arguments.
+        begin: what the command does to itself before it starts.
+        spread: seconds, at most, between the moment at which ranks work and the attack.
+        anytime: seconds, at most, between the command's start and the attack instead.
+        role: must be there before these seconds begin.
+        ranks: to start; one number is drawn for each attack.
+        within: seconds after which nothing may be left.
+        followed: whether the next run is tried, too.
+    """
+
+    act: Act
+    told: str
+    state: str = "failed"
+    kind: str = "notebook"
+    more: tuple[str, ...] = ()
+    begin: Callable[[], None] | None = None
+    spread: float = 2.0
+    anytime: float = 0.0
+    role: str = ""
+    ranks: tuple[int, ...] = (2,)
+    within: float = LEFT
+    followed: bool = True
+
+
+def _send(signal: str, role: str = "") -> Act:
+    return lambda target: target.send(signal, role)
+
+
+def _nothing(target: CommandUnderTest) -> None:
+    """What the command does to itself is the attack."""
+
+
+def _still(target: CommandUnderTest) -> None:
+    """Stop all processes for a while; they must go on, until Ctrl-C ends the command."""
+    target.send("SIGSTOP")
+    time.sleep(STILL)
+    target.send("SIGCONT")
+    before = target.steps()
+    wait_for(lambda: target.steps() > before, target)
+    target.send("SIGINT", "command")
+
+
+def _few_addresses() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
+
+
+def _stale_segments(target: CommandUnderTest) -> None:
+    """Leave many segments without an owner, named as Open MPI names them, before the next start."""
+    for number in range(STALE):
+        (target.shared / f"sm_segment.stale.{number}").write_bytes(b"stale")
+    target.send("SIGKILL")
+
+
+def _fill(target: CommandUnderTest) -> None:
+    """Fill the file system of the runs, then end the command."""
+    with (target.runs / "ballast").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:  # it is full
+            target.send("SIGINT", "command")
+
+
+def _make_read_only(target: CommandUnderTest) -> None:
+    """Make the file system of the runs read-only, then end the command."""
+    subprocess.run(["mount", "-o", "remount,ro", str(target.runs)], check=True)
+    target.send("SIGINT", "command")
+
+
+def _killed(role: str, told: str = "", **more: Any) -> Attack:
+    return Attack(_send("SIGKILL", role), told or f"{role}.*SIGKILL", **more)
+
+
+def _killed_start(role: str, state: str, **more: Any) -> Attack:
+    """Return an attack on the caller of ranks, at any moment of their start."""
+    return Attack(
+        _send("SIGKILL", role),
+        "",
+        state,
+        anytime=STARTS,
+        role=role,
+        ranks=STARTED,
+        within=15.0,
+        followed=False,
+        **more,
+    )
+
+
+TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
+ATTACKS = {
+    "keeper killed": _killed("keeper"),
+    "controller killed": _killed("controller"),
+    "its parts killed": _killed("part of the controller", "part .* of the controller"),
+    "mpiexec killed": _killed("mpiexec"),
+    "rank killed": _killed("rank 1"),
+    "rank killed in training": _killed("rank 1", kind="experiment", more=TWO),
+    "rank crashed": Attack(_send("SIGSEGV", "rank 1"), "rank 1.*SIGSEGV"),
+    "rank ended": Attack(_send("SIGTERM", "rank 1"), "rank 1.*SIGTERM", "interrupted"),
+    "rank stopped": Attack(_send("SIGSTOP", "rank 1"), "rank 1.*SIGSTOP"),
+    "kernel killed": _killed("kernel"),
+    "job killed": _killed("job", "process of the notebook.*SIGKILL"),
+    "command killed": _killed("command", "is gone", state="interrupted"),
+    "command ended": Attack(_send("SIGTERM", "command"), "SIGTERM", "interrupted"),
+    "sweep killed": _killed("command", "is gone", state="interrupted", kind="sweep", more=SWEPT),
+    "sweep ended": Attack(
+        _send("SIGTERM", "command"), "SIGTERM", "interrupted", kind="sweep", more=SWEPT
+    ),
+    "all ended": Attack(_send("SIGTERM"), "SIGTERM", "interrupted"),
+    "all killed": Attack(_send("SIGKILL"), "is gone", "interrupted"),
+    "all stopped for a while": Attack(_still, "by the user", "interrupted"),
+    "Ctrl-C at any moment": Attack(
+        _send("SIGINT", "command"), "by the user|^$", "interrupted", anytime=15.0
+    ),
+    "Ctrl-C in training": Attack(
+        _send("SIGINT", "command"), "by the user", "interrupted", kind="experiment", more=TWO
+    ),
+    "too little memory": Attack(
+        _nothing, "[Mm]emory", kind="experiment", more=TWO, begin=_few_addresses
+    ),
+    "too many workers": Attack(_nothing, "memory.*--force", "", kind="experiment", more=MANY),
+    "too many by force": Attack(
+        _nothing, "memory.*allowed are", "", kind="experiment", more=(*MANY, "--force")
+    ),
+    "script killed at its start": _killed_start("command", "", kind="script"),
+    "command killed at its start": _killed_start("command", "interrupted"),
+    "job killed at its start": _killed_start("job", "failed"),
+    "kernel killed at its start": _killed_start("kernel", "failed"),
+    "stale segments": Attack(_stale_segments, "is gone", "interrupted"),
+    "full disk": Attack(_fill, "No space left on device", kind="experiment", more=TWO),
+    "read-only disk": Attack(_make_read_only, "Read-only file system", kind="experiment", more=TWO),
+}
+DISKS = ("full disk", "read-only disk")
+
+
+def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
+    """Yield a row for each attack, after all its tries.
+
+    Args:
+        only: names of ATTACKS; none: all.
+        times: how often each.
+        seed: of the moments.
+
+    Raises:
+        InvalidInput: a name that is none.
+    """
+    refuse_unknown("attack", only, ATTACKS)
+    draw = random.Random(seed)
+    for name in only or ATTACKS:
+        if name in DISKS and os.geteuid() != 0:
+            continue  # only root can make a file system
+        ends = [_try(name, ATTACKS[name], draw) for _ in range(times)]
+        wrong = [end["wrong"] for end in ends if end["wrong"]]
+        yield {
+            "bench": "attack",
+            "case": name,
+            "seed": seed,
+            "tried": len(ends),
+            "survived": len(ends) - len(wrong),
+            "seconds": max(float(end["seconds"] or 0) for end in ends),
+            "left": "; ".join(str(end["left"]) for end in ends if end["left"]),
+            "told": str(ends[-1]["told"]),
+            "wrong": "; ".join(map(str, wrong)),
+        }
+
+
+def _try(name: str, attack: Attack, draw: random.Random) -> Row:
+    """Attack one command; return the seconds until its end, what it left and said, and faults."""
+    ranks = draw.choice(attack.ranks)
+    how = attack.kind, attack.more, attack.begin
+    target = CommandUnderTest(*how, disk=name in DISKS, ranks=ranks)
+    try:
+        if attack.anytime:
+            wait_for(lambda: attack.role in ("", *target.processes().values()), target)
+            time.sleep(draw.uniform(0.0, attack.anytime))
+        elif attack.act is not _nothing:
+            wait_for(target.at_work, target)
+            time.sleep(draw.uniform(0.0, attack.spread))
+        begin = time.monotonic()
+        attack.act(target)
+        ended = target.ended()
+        seconds = time.monotonic() - begin
+        left = target.left(attack.within)
+        told = target.told()
+        wrong = [] if ended else ["the command did not end"]
+        wrong += [f"left: {', '.join(left)}"] if left else []
+        wrong += [f"told: {told}"] if not re.search(attack.told, told, re.DOTALL) else []
+        wrong += _odd_states(attack, target)
+        wrong += ["a traceback"] if "Traceback" in target.said() else []
+        fails = attack.followed and not target.next_works()
+        wrong += ["the next run does not work"] if fails else []
+        wrong = [f"{name}: {each}" for each in wrong]
+        text = ", ".join(left)
+        return {"seconds": seconds, "left": text, "told": told, "wrong": "; ".join(wrong)}
+    except LabkitError as error:
+        return {"seconds": 0.0, "left": "", "told": "", "wrong": f"{name}: {error}"}
+    finally:
+        target.close()
+
+
+def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
+    """Return the states of records that differ from the expected one.
+
+    An attack at any moment may come before there is a record.
+    """
+    states = [str(record["state"]) for record in target.records()]
+    if not attack.state:
+        return [f"started: {states}"] if states else []
+    if not states and not attack.anytime:
+        return ["no record"]
+    return [f"state: {state}" for state in states if state not in (attack.state, "queued")]
+
+
+@click.command("attack")
+@click.option("--only", "names", default=None, callback=names, help="Names with commas; or all.")
+@click.option(
+    "--times", default=1, show_default=True, type=click.IntRange(1), help="Each so often."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the moments.")
+@AS_JSON
+def command(names: list[str], times: int, seed: int, file: Path | None) -> None:
+    """Attack real commands of this machine: signals, limits, full disks; what they leave."""
+    rows = []
+    for row in measure(names, times, seed):
+        rows.append(row)
+        say(f"{row['case']}: {row['survived']} of {row['tried']}: {row['told']}", err=True)
+        if row["wrong"]:
+            say(f"  wrong: {row['wrong']}", err=True)
+    columns = {"case": f"attack (seed {seed})", "tried": "tried", "survived": "survived"}
+    columns |= {"seconds": "s until the end", "left": "left", "wrong": "wrong"}
+    show_rows(rows, columns, file)

@@ -1,0 +1,266 @@
+"""A real command under attack: its processes by role, its records, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from labkit.cluster.last_experiment import LAST
+from labkit.cluster.processes import SESSIONS
+from labkit.common.errors import LabkitError
+from labkit.jobs.listing import find
+from labkit.records import store
+from labkit.records.scan import scan
+
+SHARED = Path("/dev/shm")
+LIMIT = 150.0  # seconds for whatever is waited for
+LEFT = 90.0  # seconds after which nothing may be left
+EXPERIMENT = """
+model: linear
+dataset_options: {rows: 64, test_rows: 9}
+batch_size: 32
+gate: false
+epochs: 20000
+"""
+# A cell, or a script, whose ranks wait for each other, again and again, and tell it as runs do.
+CALLS = """
+import labkit
+
+def work(communicator):
+    import time
+    while True:
+        communicator.meet()
+        if communicator.rank == 0:
+            with open("runs/rank0.jsonl", "a") as file:
+                file.write('["step", {}]\\n')
+        time.sleep(0.05)
+
+with labkit.Cluster(workers=workers) as cluster:
+    cluster.call(work)
+"""
+NEXT = """
+import labkit
+with labkit.Cluster(workers=2) as cluster:
+    assert cluster.call(lambda communicator: communicator.rank) == [0, 1]
+"""
+
+
+class CommandUnderTest:
+    """One command in a folder, with a runtime folder and shared memory, of its own.
+
+    Args:
+        kind: `experiment`, training by `labkit run FILE.yaml`; or ranks that wait for each other in
+            a `script`, in a `notebook` by `labkit run`, or in a `sweep`.
+        more: further arguments.
+        before: what the process does before it becomes the command, such as to limit itself.
+        disk: keep its runs on a small file system of their own (Linux, root).
+        ranks: of its cluster.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        more: Sequence[str] = (),
+        before: Callable[[], None] | None = None,
+        disk: bool = False,
+        ranks: int = 2,
+    ) -> None:
+        # `LABKIT_RUNTIME`, which all that is started inherits, tells its processes from others.
+        self.folder = Path(tempfile.mkdtemp(prefix="labkit-attack-"))
+        memory = SHARED if SHARED.is_dir() else self.folder
+        self.shared = Path(tempfile.mkdtemp(prefix="labkit-attack-", dir=memory))
+        own = {"LABKIT_RUNTIME": str(self.folder), "LABKIT_STATE": str(self.folder)}
+        own["OMPI_MCA_btl_sm_backing_directory"] = str(self.shared)
+        # Open MPI keeps files there, which tell the processes of one mpiexec from others, too.
+        self.tmp = self.folder / "tmp"
+        self.tmp.mkdir()
+        own["TMPDIR"] = str(self.tmp)
+        self.environment = {k: v for k, v in os.environ.items() if k != SESSIONS} | own
+        self.runs = self.folder / "runs"
+        self.runs.mkdir()
+        self._mounted = disk
+        if disk:
+            made = ["mount", "-t", "tmpfs", "-o", "size=1M", "labkit-attack", str(self.runs)]
+            subprocess.run(made, check=True)
+        (self.folder / "task.yaml").write_text(EXPERIMENT)
+        (self.folder / "task.py").write_text(f"workers = {ranks}\n{CALLS}")
+        _write_notebook(self.folder / "task.ipynb", ranks)
+        self.root = self._start(_command(kind, more), before)
+
+    def _start(
+        self, command: Sequence[str], before: Callable[[], None] | None = None
+    ) -> subprocess.Popen[bytes]:
+        with (self.folder / "said.txt").open("wb") as said:
+            return subprocess.Popen(
+                [sys.executable, "-P", *command],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=lambda: _begin(before),
+            )
+
+    # --- who belongs to it ---------------------------------------------------------------------
+
+    def processes(self) -> dict[psutil.Process, str]:
+        """Return its live processes, each with its role: `rank 1`, `keeper`, `mpiexec`, …."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                variables = process.environ()
+                if variables.get("LABKIT_RUNTIME") != str(self.folder):
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[process] = self._role(process, variables)
+            except psutil.Error:
+                continue
+        return found
+
+    def _role(self, process: psutil.Process, variables: Mapping[str, str]) -> str:
+        line = " ".join(process.cmdline())
+        if process.pid == self.root.pid:
+            return "command"
+        if "labkit.cluster.keeper" in line:
+            return "keeper"
+        if "prterun" in line or "mpiexec" in line:
+            return "mpiexec"
+        if "labkit.cluster.engine engine" in line:
+            return f"rank {variables.get('OMPI_COMM_WORLD_RANK', '?')}"
+        parent = process.parent()
+        own = " ".join(parent.cmdline()) if parent else ""
+        if "labkit.cluster.engine controller" in line:
+            return "controller" if "labkit.cluster.keeper" in own else "part of the controller"
+        if "labkit.jobs.job" in line:
+            return "kernel" if "labkit.jobs.job" in own else "job"
+        return line or "?"
+
+    def send(self, name: str, role: str = "") -> None:
+        """Send a signal to the processes of a role; "" means all processes."""
+        for process, own in self.processes().items():
+            if role in ("", own):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.Signals[name])
+
+    # --- what it says --------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """Return its output so far."""
+        return (self.folder / "said.txt").read_text(errors="replace")
+
+    def steps(self) -> int:
+        """Return how many steps its first rank has reported."""
+        streams = self.runs.rglob("rank0.jsonl")
+        return sum(path.read_text().count('["step"') for path in streams)
+
+    def at_work(self) -> bool:
+        """Return whether its ranks train, or wait for each other."""
+        return self.steps() > 0
+
+    def records(self) -> list[store.Record]:
+        """Return the statuses of its jobs and runs."""
+        folders = sorted({*find(self.runs)[0], *scan(self.runs).runs})
+        # What could not be written where the runs are is kept in its own runtime folder.
+        before = os.environ.get("LABKIT_RUNTIME")
+        os.environ["LABKIT_RUNTIME"] = str(self.folder)
+        try:
+            return [store.read_status(path) for path in folders]
+        finally:
+            del os.environ["LABKIT_RUNTIME"]
+            os.environ |= {"LABKIT_RUNTIME": before} if before is not None else {}
+
+    def told(self) -> str:
+        """Return the cause that its records and its last line give."""
+        causes = []
+        for record in self.records():
+            rank = "" if record["rank"] is None else f"rank {record['rank']}: "
+            causes.append(f"{record['state']}: {rank}{record['cause']}")
+        return " | ".join([*causes, *self.said().strip().splitlines()[-1:]])
+
+    # --- its end -------------------------------------------------------------------------------
+
+    def ended(self, seconds: float = LIMIT) -> bool:
+        """Return whether the command ends in this time."""
+        try:
+            self.root.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def left(self, seconds: float = LEFT) -> list[str]:
+        """Return the processes, segments and files that are still there when the time is up."""
+        end = time.monotonic() + seconds
+        while True:
+            segments = [path.name for path in self.shared.iterdir() if "stale" not in path.name]
+            there = sorted([*self.processes().values(), *segments, *self._files()])
+            if not there or time.monotonic() > end:
+                return there
+            time.sleep(0.2)
+
+    def _files(self) -> list[str]:
+        """Return the files of clusters and of mpiexec that are left."""
+        found = [path for name in ("ompi*", "prte*", "pmix*") for path in self.tmp.glob(name)]
+        found += self.folder.glob("labkit-*/clusters/*/*")
+        return [path.name for path in found if path.suffix != ".lock" and path.name != LAST]
+
+    def next_works(self) -> bool:
+        """Return whether a new cluster of this shape starts and answers."""
+        (self.folder / "next.py").write_text(NEXT)
+        self.root = self._start(["next.py"])
+        return self.ended() and self.root.returncode == 0
+
+    def close(self) -> None:
+        """End what is left, and remove its folders."""
+        self.send("SIGKILL")
+        self.root.wait()
+        if self._mounted:
+            subprocess.run(["umount", str(self.runs)], check=True)
+        for folder in (self.folder, self.shared):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
+    """Wait until a condition holds. Raises: LabkitError, with the end of the command's output."""
+    end = time.monotonic() + LIMIT
+    while not what():
+        if target.root.poll() is not None or time.monotonic() > end:
+            raise LabkitError(f"the command ended before the attack: {target.said()[-300:]}")
+        time.sleep(0.1)
+
+
+def _begin(before: Callable[[], None] | None) -> None:
+    # A process that a shell starts in the background ignores SIGINT otherwise.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if before is not None:
+        before()
+
+
+def _command(kind: str, more: Sequence[str]) -> list[str]:
+    if kind == "script":
+        return ["task.py"]
+    files = {"experiment": "run task.yaml", "notebook": "run task.ipynb"}
+    cli = ["-c", "from labkit.cli.app import app; app()"]
+    return [*cli, *files.get(kind, f"{kind} task.ipynb").split(), *more]
+
+
+def _write_notebook(path: Path, ranks: int) -> None:
+    cells = [(f"workers: int = {ranks}  # ranks", ["parameters"]), (CALLS, [])]
+    blank: store.Record = {"cell_type": "code", "execution_count": None, "outputs": []}
+    made = [
+        blank | {"id": f"c{number}", "source": source, "metadata": {"tags": tags}}
+        for number, (source, tags) in enumerate(cells)
+    ]
+    record = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(record))

@@ -1,0 +1,17 @@
+"""Processes that these tests start import the campaigns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.repository import import_path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_import_path() -> Iterator[None]:
+    """Set the import path of child processes, as the command line does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", import_path())
+        yield

@@ -1,0 +1,123 @@
+"""Campaigns of faults at random moments, as parts of one command.
+
+All parts take some hours of two quiet cores: 100 kills on four ranks 50 min, 60 kills during a call
+25 min, 39 recoveries 20 min, 100 resumes 40 min, 30 injected faults 5 min, the cost 3 min.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+
+from labkit.bench.command import AS_JSON, names, show_rows
+from labkit.bench.timing import Row
+from labkit.common.errors import InvalidInput, LabkitError
+from tests.acceptance.faults import calls, cost, injection, kills, recovery, resumes
+from tests.acceptance.rows import read_rows, record_rows
+
+
+class Part(NamedTuple):
+    """A part: what measures it, in how many repeats if nothing is said, what makes a row good.
+
+    Attributes:
+        measure: of repeats and the rows that there are already; yields further ones.
+        repeats: if nothing is said.
+        good: columns that are true in a row where all is as it should be.
+        counts: the column that is true in rows that count; "": all do.
+        numbers: columns of which the median is told.
+    """
+
+    measure: Callable[[int, Sequence[Row]], Iterator[Row]]
+    repeats: int
+    good: tuple[str, ...] = ()
+    counts: str = ""
+    numbers: tuple[str, ...] = ()
+
+
+PARTS = {
+    "kills": Part(
+        kills.measure,
+        100,
+        ("finished", "exact", "within"),
+        "struck",
+        ("seconds", "trace_s", "early_s"),
+    ),
+    "calls": Part(
+        calls.measure, 60, ("finished", "exact", "recorded"), "struck", ("seconds", "after_s")
+    ),
+    "comebacks": Part(
+        recovery.measure,
+        39,
+        ("finished", "same"),
+        "struck",
+        ("detect_s", "rebuild_s", "prepare_s", "repeat_s"),
+    ),
+    "planted": Part(injection.measure, 30, ("found",)),
+    "resumes": Part(resumes.measure, 100, ("same",), "struck"),
+    "cost": Part(cost.measure, 31, numbers=("median_ms", "tolerant_ms", "share", "quiet_share")),
+}
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """A row a part and place: how many count, how many of these are good in what, medians."""
+    found: list[Row] = []
+    for what, part in PARTS.items():
+        own = [row for row in rows if row["what"] == what and row.get(part.counts or "what")]
+        for place in dict.fromkeys(row["network"] for row in own):
+            here = [row for row in own if row["network"] == place]
+            told: Row = {"what": what, "network": place, "count": len(here)}
+            told |= {good: sum(bool(row[good]) for row in here) for good in part.good}
+            for name in part.numbers:
+                values = [row[name] for row in here if row.get(name) is not None]
+                told[name] = float(np.median(np.array(values, float))) if values else None
+            found.append(told)
+    return found
+
+
+def trouble(rows: Sequence[Row]) -> list[str]:
+    """What is not as it should be.
+
+    >>> trouble([{"what": "planted", "case": "AllReduce ring", "number": 3, "found": False}])
+    ['planted 3, AllReduce ring: not found']
+    """
+    return [
+        f"{row['what']} {row['number']}, {row['case']}: not {', '.join(bad)}"
+        for row in rows
+        if row["what"] in PARTS and row.get(PARTS[str(row["what"])].counts or "what")
+        if (bad := [good for good in PARTS[str(row["what"])].good if row[good] is not True])
+    ]
+
+
+@click.command("faults")
+@click.option(
+    "--what",
+    default=None,
+    callback=names,
+    help="kills,calls,comebacks,planted,resumes,cost; default: all.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), help="Default: 100 kills and resumes, 30 faults."
+)
+@AS_JSON
+def command(what: list[str], repeats: int | None, file: Path | None) -> None:
+    """Kill ranks and trainings at random moments, plant faults anywhere: what comes of it.
+
+    The whole takes about two hours on two cores. Rows that FILE has already are not run again.
+    Ends with an error where a run does not go on, a ledger is not exact, a fault is not found, or
+    a training that was resumed is another one.
+    """
+    if unknown := [name for name in what if name not in PARTS]:
+        raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")
+    rows = read_rows(file)
+    for name in what or PARTS:
+        new = PARTS[name].measure(repeats or PARTS[name].repeats, rows)
+        record_rows(new, rows, file)
+    columns = {"what": "what", "network": "where", "count": "count"}
+    columns |= {good: good for part in PARTS.values() for good in (*part.good, *part.numbers)}
+    show_rows(summary(rows), columns, None)
+    if failed := trouble(rows):
+        raise LabkitError(f"failed: {'; '.join(failed)}")

@@ -1,0 +1,25 @@
+"""Train with checkpoints until somebody kills this process.
+
+python -m tests.acceptance.faults.crash_worker CLUSTER WORKERS FILE    its name, ranks, experiment
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from labkit.cluster import Cluster
+
+EVERY = 7  # steps from one checkpoint to the next
+
+
+def main() -> None:
+    name, workers, file = sys.argv[1:]
+    experiment = pickle.loads(Path(file).read_bytes())
+    with Cluster(workers=int(workers), name=name) as cluster:
+        cluster.run(experiment, show=False, checkpoint=EVERY)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Inject faults at random places; an error must name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.timing import Row, head
+from labkit.cluster import Cluster, RankError
+from labkit.cluster.calls import Refused
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.communicator import ALGORITHMS
+from labkit.exchange.schedules import SCHEDULES
+from labkit.experiment import Experiment
+from labkit.network import Fault
+from labkit.records.run import Run
+from labkit.strategies import STRATEGIES, AllReduce, Strategy
+from tests.acceptance.faults.claims import LOSSY, named
+
+WORKERS, BESIDE = 3, 1
+STEPS = 5
+LAYERS = ("dense", "dense_1", "dense_2")
+KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
+SENT = ("corrupt", "drop")
+LIMIT = 20.0  # seconds after which a wait for what was lost is an error
+TRIES = 500  # draws until one fits
+
+
+def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
+    """Plant faults of all kinds that are found at once, one a run, in whatever can have them.
+
+    Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again, and
+    so is a step to which a rank never came, or in which it sent no message.
+
+    Args:
+        repeats: faults.
+        known: rows that there are already.
+
+    Returns: a row a fault: what was planted, what the error `said`, and whether it was `found`:
+        step, layer and rank of a number that is not finite; of a message that was flipped or lost
+        who sent it, or, where none comes behind one that was lost, in what ranks wait; of a kill
+        whose it was.
+    """
+    done = {row["number"] for row in known if row["what"] == "planted"}
+    if wanted := [number for number in range(repeats) if number not in done]:
+        with (
+            temporary_runs(),
+            Cluster(workers=WORKERS + BESIDE, name="planted-faults", limit=LIMIT) as cluster,
+        ):
+            for number in wanted:
+                yield one(cluster, number)
+
+
+def one(cluster: Cluster, number: int) -> Row:
+    """Run the first fault that this number draws and an experiment takes."""
+    draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
+    strategies = _strategies()
+    for _ in range(TRIES):
+        strategy, clock = strategies[draw.integers(len(strategies))]
+        whole = strategy.parallelism[0] == "data"  # else a rank has only some of the layers
+        fault: dict[str, Any] = {
+            "rank": int(draw.integers(WORKERS)),
+            "step": int(draw.integers(STEPS)),
+        }
+        if kind in ("nan", "inf") and whole:
+            fault["layer"] = LAYERS[draw.integers(len(LAYERS))]
+        try:
+            asked = _experiment(strategy, clock, Fault(kind=kind, **fault))
+            if asked.ranks > cluster.workers:
+                continue
+            ended = _ended(cluster, asked)
+        except InvalidInput:
+            continue
+        if isinstance(ended, Run) and _never_was(ended, asked.faults[0]):
+            continue
+        said, rank = ("", None) if isinstance(ended, Run) else (str(ended), ended.rank)
+        found = _found(asked.faults[0], said, rank)
+        row = head("faults", named(strategy), "planted", WORKERS, None, number=number)
+        told: dict[str, Any] = {"layer": None, **fault}
+        return row | {"clock": clock, "kind": kind, **told, "found": found, "said": said[:300]}
+    raise LabkitError(f"nothing that was drawn takes a fault of kind {kind!r}")
+
+
+def _strategies() -> list[tuple[Strategy, str]]:
+    """Return some variants of `AllReduce`, and all other strategies, on both clocks."""
+    ways = [AllReduce(algorithm=name, compressor=LOSSY[k % 3]) for k, name in enumerate(ALGORITHMS)]
+    ways += [AllReduce(schedule=name) for name in SCHEDULES]
+    others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
+    return [(each, clock) for each in (*ways, *others) for clock in ("wall", "virtual")]
+
+
+def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
+    sent = fault.kind in SENT
+    return Experiment(
+        dataset="digits",
+        dataset_options={"rows": 20 * STEPS, "test_rows": 10},
+        model_options={"widths": [6, 6]},
+        batch_size=20,
+        workers=WORKERS,
+        strategy=strategy,
+        clock=clock,
+        compute=0.01 if clock == "virtual" else None,
+        faults=fault,
+        bad_numbers=None if sent else "stop",
+        checksums=sent,
+        gate=False,
+    )
+
+
+def _found(fault: Fault, said: str, rank: int | None) -> bool:
+    """Return whether an error names the place of a fault."""
+    if fault.kind == "kill":
+        return rank == fault.rank
+    if fault.kind in SENT:
+        return f"from rank {fault.rank} to rank " in said
+    layer = repr(fault.layer) if fault.layer else ""
+    place = f"step {fault.step}: the gradient of layer {layer}"
+    return place in said and f" on rank {fault.rank} is not finite" in said
+
+
+def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
+    """The error with which a run ends, or the run where it ends well. Raises: InvalidInput."""
+    try:
+        return cluster.run(asked, show=False)
+    except Refused:
+        raise
+    except RankError as error:
+        return error
+
+
+def _never_was(run: Run, fault: Fault) -> bool:
+    """Whether the rank never came to that step, or sent no message in it that could be lost."""
+    history = run.history
+    own = history[(history["rank"] == fault.rank) & (history["step"] == fault.step)]
+    return own.empty or (fault.kind in SENT and not own["payload_bytes"].sum())

@@ -1,0 +1,78 @@
+"""A rank that trains the experiments of a folder, and writes its progress there.
+
+python -m tests.acceptance.faults.rank FOLDER    under mpiexec
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from labkit.communicator import Communicator, world
+from labkit.experiment import Experiment
+from labkit.worker.ledger import Ledger
+from labkit.worker.work import work
+from tests.acceptance.faults.mpi_job import ASKED, BEGUN, HANG, STEPS, TOLD
+
+
+class Moments(keras.callbacks.Callback):
+    """Write down when training begins and when each step ends.
+
+    Args:
+        folder: where.
+        communicator: of this rank.
+    """
+
+    def __init__(self, folder: Path, communicator: Communicator) -> None:
+        super().__init__()
+        self._communicator, self._folder = communicator, folder
+        self._steps = (folder / f"{STEPS}{communicator.number}").open("a", buffering=1)
+        self.weights: list[Any] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """From here on this rank may be killed."""
+        file = self._folder / f"{BEGUN}{self._communicator.number}"
+        if not file.exists():  # training begins anew without those that are gone
+            file.write_text(str(self._communicator.clock.now()))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Write the time by the host's clock, and how many ranks have died."""
+        print(self._communicator.clock.now(), len(self._communicator.dead), file=self._steps)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Keep the weights of what may be the end."""
+        self.weights = self.model.get_weights()
+
+
+def train(experiment: Experiment, folder: Path) -> None:
+    """Train, and write down the result."""
+    communicator = world(limit=HANG / 2)
+    moments = Moments(folder, communicator)
+    asked = experiment.replace(callbacks=lambda: [Ledger(folder), moments])
+    whole = work(communicator, asked, None).whole
+    digest = hashlib.sha256(b"".join(each.tobytes() for each in moments.weights)).hexdigest()
+    told: dict[str, Any] = {"weights": digest}
+    if whole is not None:
+        told |= {"faults": whole.faults, "accuracy": whole.evaluation["accuracy"]}
+    (folder / f"{TOLD}{communicator.number}").write_text(json.dumps(told))
+    communicator.close()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for place, experiment in pickle.loads((folder / ASKED).read_bytes()):
+        faulthandler.dump_traceback_later(HANG, exit=True)
+        own = folder / place
+        own.mkdir(exist_ok=True)
+        train(experiment, own)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Kill ranks in trainings that need all of them: a spare or a checkpoint replaces each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import psutil
+
+from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.timing import Row, head
+from labkit.cluster import Cluster, RankError
+from labkit.common.errors import LabkitError
+from labkit.experiment import Experiment
+from labkit.records.run import Run
+from tests.acceptance.faults.claims import named
+from tests.acceptance.faults.crash_worker import EVERY
+from tests.acceptance.faults.resumes import WORKERS, kept, same
+
+BEGIN = 120.0  # seconds in which a training begins to take steps
+
+
+def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
+    """Kill a rank at a moment that is uniform over what the training takes; see what comes of it.
+
+    Every strategy has its turn that can be kept, and does not go on by itself; with a spare and a
+    checkpoint every few steps. Its processes are engines: 0 to ranks - 1 train, then the spare.
+
+    Args:
+        repeats: kills that strike.
+        known: rows that there are already.
+
+    Returns: a row a kill: whether the run `finished`, whence it went on (`source`), and whether it
+        is the `same` as if nothing had been, see `same`.
+    """
+    done = [row for row in known if row["what"] == "comebacks"]
+    struck = sum(bool(row["struck"]) for row in done)
+    number = 1 + max((int(row["number"] or 0) for row in done), default=-1)
+    if struck >= repeats:
+        return
+    asked = [each for each in kept() if each.clock == "wall" and not each.strategy.outlives]
+    whole: dict[int, tuple[Run, float]] = {}
+    with (
+        temporary_runs(),
+        Cluster(
+            workers=WORKERS + 1, name="comeback-faults", fault_tolerant=True, spares=1
+        ) as cluster,
+    ):
+        while struck < repeats:
+            turn = number % len(asked)
+            if turn not in whole:
+                cluster.run(asked[turn].replace(epochs=1), show=False)  # imports, and the rest
+                begin = time.monotonic()
+                run = cluster.run(asked[turn], show=False)
+                whole[turn] = run, time.monotonic() - begin
+            row = _killed(cluster, number, asked[turn], *whole[turn])
+            struck += bool(row["struck"])
+            number += 1
+            yield row
+
+
+def _killed(cluster: Cluster, number: int, asked: Experiment, whole: Run, seconds: float) -> Row:
+    """Kill a rank during one training; return its row."""
+    draw = np.random.default_rng([number, 17])
+    moment, victim = float(draw.uniform(0, seconds)), int(draw.integers(asked.ranks))
+    processes = cluster.view.apply_sync(os.getpid)
+    live = cluster.submit(asked, checkpoint=EVERY)
+    limit = time.monotonic() + BEGIN
+    while not live.rows and not live.done():
+        if time.monotonic() > limit:
+            raise LabkitError(f"{named(asked.strategy)} did not begin")
+        time.sleep(0.01)
+    time.sleep(moment)
+    if struck := not live.done():
+        psutil.Process(processes[victim]).kill()
+    why = ""
+    try:
+        run = live.result()
+    except RankError as error:
+        why, run = str(error), None
+    row = head("faults", named(asked.strategy), "comebacks", asked.workers, None, number=number)
+    row |= {"rank": victim, "moment": moment, "struck": struck, "finished": run is not None}
+    faults = run.metrics["faults"] if run is not None else []
+    row |= {"source": ", ".join(each["source"] for each in faults), "why": why}
+    for name in ("detect", "agree", "rebuild", "prepare", "repeat"):
+        if faults and name in faults[0]["seconds"]:
+            row[f"{name}_s"] = faults[0]["seconds"][name]
+    return row | {"same": run is not None and same(asked, run, whole)}

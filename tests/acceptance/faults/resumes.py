@@ -1,0 +1,174 @@
+"""End trainings with checkpoints by SIGKILL at random moments, and resume them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.timing import Row, head
+from labkit.cluster import Cluster
+from labkit.cluster.resume import checked
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.experiment import Experiment
+from labkit.records.checkpoints import sealed
+from labkit.records.pace import applied
+from labkit.records.run import Run
+from labkit.records.scan import scan
+from labkit.records.store import ENDED
+from labkit.strategies import STRATEGIES
+from tests.acceptance.faults import crash_worker
+from tests.acceptance.faults.claims import data, named
+from tests.acceptance.faults.crash_worker import EVERY
+
+WORKERS = 2
+LIMIT = 120.0  # seconds
+WHO = ("caller", "caller", "rank", "caller", "all")  # who is killed, in turn
+
+
+def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
+    """End trainings at moments that are uniform over what they take; resume, and compare.
+
+    Who is killed in turn is the process that called `cluster.run`, a rank, or both with all ranks.
+    Every strategy that can be kept and resumed has its turn, on either clock.
+
+    Args:
+        repeats: kills.
+        known: rows that there are already.
+
+    Returns: a row a kill: whether it `struck` before the end, the `step` of the checkpoint that it
+        went on from, and whether it is the `same` as if nothing had been.
+    """
+    done = {row["number"] for row in known if row["what"] == "resumes"}
+    wanted = [number for number in range(repeats) if number not in done]
+    if not wanted:
+        return
+    asked = list(kept())
+    whole: dict[int, tuple[Run, float]] = {}
+    with temporary_runs() as folder, Cluster(workers=WORKERS + 1, name="resumed-faults") as cluster:
+        for number in wanted:
+            turn = number % len(asked)
+            experiment = asked[turn]
+            if turn not in whole:
+                cluster.run(experiment.replace(epochs=1), show=False)  # imports, and the rest
+                begin = time.monotonic()
+                run = cluster.run(experiment, show=False)
+                whole[turn] = run, time.monotonic() - begin
+            yield _resumed(cluster, number, experiment, *whole[turn], folder)
+
+
+def kept() -> Iterator[Experiment]:
+    """Yield an experiment for each strategy that labkit can checkpoint and resume."""
+    for kind in STRATEGIES.values():
+        for clock in ("wall", "virtual"):
+            try:
+                asked = Experiment(
+                    model="mlp",
+                    model_options={"widths": [8, 8]},
+                    dataset=data(72),
+                    strategy=kind(),
+                    clock=clock,
+                    compute=0.01 if clock == "virtual" else None,
+                    workers=WORKERS,
+                    batch_size=16,
+                    epochs=120,
+                    optimizer="sgd" if clock == "virtual" else "adam",
+                    gate=False,
+                )
+                checked(asked, EVERY, resume=True)
+            except InvalidInput:
+                continue
+            if asked.ranks <= WORKERS + 1:
+                yield asked
+
+
+def _resumed(
+    cluster: Cluster, number: int, asked: Experiment, whole: Run, seconds: float, folder: Path
+) -> Row:
+    draw, who = np.random.default_rng([number, 13]), WHO[number % len(WHO)]
+    moment, victim = float(draw.uniform(0, seconds)), int(draw.integers(asked.ranks))
+    folder = folder / str(number)
+    before, os.environ["LABKIT_RUNS"] = os.environ["LABKIT_RUNS"], str(folder)
+    try:
+        struck = _killed(cluster, asked, who, victim, moment, folder)
+        (found,) = scan(folder).found
+        kept = len(sealed(found.path))
+        run = cluster.run(asked, show=False, resume=True)
+    finally:
+        os.environ["LABKIT_RUNS"] = before
+    resumed = run.status.get("resumed") or [{"step": 0}]
+    row = head("faults", named(asked.strategy), "resumes", asked.workers, None, number=number)
+    row |= {"clock": asked.clock, "killed": who, "moment": moment, "struck": struck}
+    row |= {"kept": kept, "step": int(resumed[-1]["step"]), "same": same(asked, run, whole)}
+    shutil.rmtree(folder)
+    return row
+
+
+def _killed(
+    cluster: Cluster, asked: Experiment, who: str, victim: int, moment: float, folder: Path
+) -> bool:
+    """Train in another process, and kill; return whether it still trained then."""
+    ranks = cluster.view.apply_sync(os.getpid)
+    folder.mkdir()
+    file = folder / "asked"
+    file.write_bytes(pickle.dumps(asked))
+    told = [cluster.name, str(cluster.workers), str(file)]
+    words = [sys.executable, "-P", "-m", crash_worker.__name__, *told]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        limit = time.monotonic() + LIMIT
+        while not list(folder.rglob("rank0.jsonl")) and process.poll() is None:
+            if time.monotonic() > limit:
+                process.kill()
+                raise LabkitError(f"{named(asked.strategy)} did not begin")
+            time.sleep(0.01)
+        time.sleep(moment)
+        struck = process.poll() is None
+        if who in ("caller", "all"):
+            process.kill()
+        # What has ended needs its ranks no more, but who resumes it does.
+        dying = {"all": ranks, "rank": [ranks[victim]], "caller": []}[who] if struck else []
+        for rank in dying:
+            psutil.Process(rank).kill()
+        process.wait(LIMIT)
+    limit = time.monotonic() + LIMIT
+    # With a rank all engines end; the next call starts others.
+    while (dying and cluster.how_ended() is None) or any(
+        each.status["state"] not in ENDED for each in scan(folder).found
+    ):
+        if time.monotonic() > limit:
+            raise LabkitError(f"{named(asked.strategy)}: its record or its engines go on")
+        time.sleep(0.1)
+    return struck
+
+
+def same(asked: Experiment, run: Run, whole: Run) -> bool:
+    """Return whether losses and weights are equal, bit for bit.
+
+    What is asynchronous on the wall clock is never the same twice: there as many gradients have
+    changed the weights, and every worker has taken each of its steps once.
+    """
+    waits = asked.strategy.cell(asked.workers).synchronization in ("synchronous", "periodic")
+    if asked.clock == "wall" and not waits:
+        done, wanted = (int(applied(each.history).sum()) for each in (run, whole))
+        return done == wanted and _is_gapless(run)
+    return _state(run) == _state(whole)
+
+
+def _is_gapless(run: Run) -> bool:
+    """Whether each worker's steps are 0, 1, 2, …, each once."""
+    steps = run.history.groupby("rank")["step"]
+    return all(sorted(own) == list(range(len(own))) for _, own in steps)
+
+
+def _state(run: Run) -> tuple[bytes, list[bytes]]:
+    rows = run.history.sort_values(["rank", "step"])[["rank", "step", "loss"]]
+    return rows.to_numpy(float).tobytes(), [each.tobytes() for each in run.model().get_weights()]

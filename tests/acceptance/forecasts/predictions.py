@@ -1,0 +1,70 @@
+"""Forecasts that are written before any setting runs, each with a seal, and their calibration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from labkit.bench.calibration_runs import calibrate
+from labkit.bench.timing import Row, head
+from labkit.common.terminal import say
+from labkit.forecast import Calibration
+from labkit.forecast.calibration_store import merged
+from tests.acceptance.forecasts.settings import ROWS, STEPS, Setting, calibrated
+
+SECONDS = 2.5  # that a run is to train, by its forecast
+CORES = 2  # that ranks of whom most is known have to themselves
+
+
+def known(chosen: list[Setting], path: Path | None, rows: Path | None) -> Calibration:
+    """What a file holds; else what was measured beside these rows, or is measured now."""
+    beside = rows.with_suffix(".calibration.json") if rows is not None else None
+    if path is not None or (beside is not None and beside.is_file()):
+        return Calibration.load(path or beside or Path())
+    wanted, parts = calibrated(chosen), []
+    # First many ranks at once, quickly: what is said of few is then measured by few.
+    for own in (
+        [each for each in wanted if each.workers > CORES],
+        [each for each in wanted if each.workers <= CORES],
+    ):
+        if own:
+            most = max(each.workers for each in own)
+            parts.append(calibrate(own, most, ROWS, (1,), [], most > CORES, keep=False, told=_told))
+    found = reduce(merged, parts)
+    if beside is not None:
+        found.save(beside)
+    return found
+
+
+def _told(line: str) -> None:
+    say(line, err=True)
+
+
+def forecasts(chosen: Sequence[Setting], calibration: Calibration, first: int = 0) -> Iterator[Row]:
+    """A row "forecast" a setting, from that of a number on, with the `seal` of what it says."""
+    for number, setting in enumerate(chosen[first:], first):
+        yield _forecast(number, setting, calibration)
+
+
+def _forecast(number: int, setting: Setting, calibration: Calibration) -> Row:
+    experiment, name = setting.experiment, str(setting.network) if setting.network else None
+    emulated = True if setting.hosts else None  # all ranks are on the cores of one machine
+    found = experiment.forecast(network=setting.hosts, calibration=calibration, emulated=emulated)
+    steps = int(np.clip(SECONDS / found.seconds, *STEPS))
+    row = head("forecasts", setting.case, "forecast", experiment.workers, name, number=number)
+    row |= {"asked": experiment.hash8, "calibration": calibration.hash8, "steps": steps}
+    row |= {"predicted_ms": 1e3 * found.seconds, "known_by": found.sources[-1].how}
+    row |= {f"{end}_ms": 1e3 * s for end, s in zip(("low", "high"), found.interval, strict=True)}
+    row |= {f"{part}_part_ms": 1e3 * seconds for part, seconds in found.taken.parts.items()}
+    return row | {"seal": seal(row)}
+
+
+def seal(row: Row) -> str:
+    """Sixteen hexadecimal digits of a forecast, as it was written."""
+    text = json.dumps({k: v for k, v in row.items() if k != "seal"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

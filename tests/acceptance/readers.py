@@ -1,0 +1,305 @@
+"""Every reader of a folder of runs, in a process with limits of time and memory."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import resource
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from labkit.common.errors import LabkitError, short
+from labkit.common.terminal import plain
+
+GOOD = "b"  # the name of the run that each reader must find, whatever lies beside it
+MEMORY = 6 << 30  # bytes that a reader may map, those of Python and its libraries among them
+Reader: TypeAlias = "Callable[[], str]"
+
+
+class Reading(NamedTuple):
+    """How a reader ended: "read", "skipped" or "failed", why, and what it has taken.
+
+    Attributes:
+        reader: its name.
+        end: how.
+        why: the line that it said, or what is wrong.
+        seconds: of the processor's time.
+        nbytes: by which the most memory of its process has grown.
+    """
+
+    reader: str
+    end: str
+    why: str
+    seconds: float
+    nbytes: int
+
+
+def _command(*words: str) -> Reader:
+    """Return a reader that is a command; it must find the good run."""
+
+    def read() -> str:
+        from click.testing import CliRunner
+
+        from labkit.cli.app import app
+
+        done = CliRunner().invoke(app, [*words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        if done.exit_code or plain(done.output) != done.output:
+            raise AssertionError(f"exit code {done.exit_code}: {done.stderr[-300:]}")
+        if GOOD not in done.stdout.split() and words[0] == "ls":
+            raise AssertionError(f"the good run is lost: {done.stdout[-200:]!r}")
+        return done.stderr
+
+    return read
+
+
+def _runs() -> str:
+    """Read all that Python is offered of runs."""
+    from labkit.records.run import frame, key_metrics, load_runs
+
+    runs = load_runs("runs")
+    if GOOD not in [run.name for run in runs]:
+        raise AssertionError("the good run is lost")
+    frame(runs)
+    for run in runs:
+        tables = (run.history, run.timeline, run.microscope, run.interleaving, run.layers)
+        [len(table) for table in tables]
+        key_metrics(run), run.memory, run.environment, run.seeds, run._repr_html_()
+    return ""
+
+
+def _traces() -> str:
+    from labkit.records.run import load_runs
+    from labkit.records.staged_steps import predicted_rows
+
+    for run in load_runs("runs/job"):
+        run.export_trace("out/trace.json", predicted_rows(run))
+    return ""
+
+
+def _tables() -> str:
+    from labkit.records.export import export
+    from labkit.records.run import load_runs
+
+    runs = load_runs("runs")
+    for kind in (".csv", ".parquet"):
+        export(runs, f"out/t{kind}")
+    return ""
+
+
+def _tensorboard() -> str:
+    from labkit.records.export import to_tensorboard
+    from labkit.records.run import load_runs
+
+    to_tensorboard(load_runs("runs"), "out/tensorboard")
+    return ""
+
+
+def _mlflow() -> str:
+    from labkit.records.export import to_mlflow
+    from labkit.records.run import load_runs
+
+    # One store for all cases of a process: to make one takes seconds.
+    to_mlflow(load_runs("runs"), Path("..", "mlflow.db"))
+    return ""
+
+
+def _live() -> str:
+    from labkit.records.export.live import Follower
+    from labkit.records.export.tensorboard import TensorBoardStore
+
+    stores = [TensorBoardStore("out/live")]
+    Follower(Path("runs"), Path("runs"), stores, 0.0).look()
+    return ""
+
+
+def _panel() -> str:
+    from labkit.records.stream import Reader as Stream
+
+    for folder in Path("runs").glob("**/live"):
+        Stream(folder).read()
+    return ""
+
+
+def _gallery() -> str:
+    from labkit.gallery import write_index, write_page
+    from labkit.gallery.execution import latest
+    from labkit.jobs.notebook import JobResult
+
+    notebook, job = Path("n.ipynb"), Path("runs/job")
+    latest(notebook, Path("site"))
+    result = JobResult(job, "completed", None, None)
+    write_page(result, Path("out/n.html"))
+    write_index([(notebook, result)], Path("out"))
+    return ""
+
+
+def _checkpoint() -> str:
+    from labkit.records.checkpoints import newest
+
+    newest(Path("runs/job/a"), lambda manifest: True)
+    return ""
+
+
+def _calibration() -> str:
+    from labkit.forecast import Calibration
+
+    Calibration.load("calibration.json")
+    return ""
+
+
+def _parameters() -> str:
+    from labkit.jobs.parameters import declared
+
+    declared(Path("n.ipynb"))
+    return ""
+
+
+OUTPUT = ("-o", "out/c.html")
+READERS: Mapping[str, Reader] = {
+    "ls": _command("ls", "runs"),
+    "compare": _command("compare", "runs", *OUTPUT),
+    "report": _command("report", "runs", "-o", "out/r.html"),
+    "report of a job": _command("report", "runs/job", "-o", "out/j.html"),
+    "stop": _command("stop", "runs"),
+    "sweep --resume": _command("sweep", "runs/sweep", "--resume", "--check"),
+    "run -f": _command("run", "n.ipynb", "-f", "runs/job/params.yaml", "--check"),
+    "load_runs": _runs,
+    "trace": _traces,
+    "export": _tables,
+    "to_tensorboard": _tensorboard,
+    "to_mlflow": _mlflow,
+    "live export": _live,
+    "live panel": _panel,
+    "gallery": _gallery,
+    "checkpoints": _checkpoint,
+    "calibration": _calibration,
+    "notebook": _parameters,
+}
+# What they read is one file: where it is odd, they end, in one line.
+ALONE = {"report of a job", "trace", "checkpoints", "calibration", "notebook"}
+ALONE |= {"sweep --resume", "run -f"}
+_OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "to_tensorboard")
+# Readers of an odd file, by the prefix of its path; the first match counts.
+WHO: Mapping[str, Sequence[str]] = {
+    "calibration.json": ("calibration",),
+    "n.ipynb": ("notebook", "sweep --resume", "run -f"),
+    "runs/sweep/": ("ls", "stop", "sweep --resume", "load_runs"),
+    "runs/job/output.ipynb": ("report of a job", "gallery"),
+    "runs/job/status.json": ("ls", "report", "stop", "gallery"),
+    "runs/job/params.yaml": ("ls", "report of a job", "run -f", "gallery"),
+    "runs/job/a/live/": ("live panel", "live export", "load_runs"),
+    "runs/job/a/checkpoints/": ("checkpoints",),
+    "": (*_OF_RUNS, "to_mlflow", "live export"),
+}
+
+
+def readers_of(paths: Iterable[str]) -> list[str]:
+    """Return the names of those that read any of these files."""
+    begins = {next(begin for begin in WHO if path.startswith(begin)) for path in paths}
+    return list(dict.fromkeys(name for begin in WHO if begin in begins for name in WHO[begin]))
+
+
+def _met(name: str) -> tuple[str, str]:
+    """Return how a reader ends, and what it says."""
+    said = io.StringIO()
+    with (
+        warnings.catch_warnings(record=True) as told,
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        warnings.simplefilter("always", UserWarning)
+        try:
+            line = READERS[name]()
+        except (LabkitError, AssertionError) as error:
+            line = " ".join(str(error).split())
+            if name not in ALONE or "Traceback" in line or len(line) > 3_000:
+                return "failed", line[-400:]
+        except BaseException as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            return "failed", f"{type(error).__name__} in {where}: {short(str(error))}"
+    lines = [*line.splitlines(), *(str(each.message) for each in told)]
+    return ("skipped", short(lines[0])) if lines else ("read", "")
+
+
+def serve(connection: Connection) -> None:
+    """Answer folders with readings, one by one, until there is no other."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while asked := connection.recv():
+        folder, names = asked
+        os.chdir(folder)
+        for name in names:
+            # Of the processor: what else this machine does is none of a reader's.
+            before, begin = _most(), time.process_time()
+            end, why = _met(name)
+            seconds = time.process_time() - begin
+            connection.send(Reading(name, end, why, seconds, _most() - before))
+
+
+def _most() -> int:
+    """Return the most bytes that this process has had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Readers:
+    """A process of all readers; one that does not answer in time gives way to another.
+
+    Args:
+        seconds: that a reader may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._fresh()
+
+    def _fresh(self) -> None:
+        # Not a fork: libraries have threads, and a process of its own has a memory of its own.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._is_warm = False
+
+    def meet(self, folder: Path, names: Sequence[str]) -> Iterator[Reading]:
+        """Yield what comes of each reader in a folder."""
+        waiting = [*names]
+        while waiting:
+            self._connection.send((str(folder), waiting))
+            while waiting:
+                # The first ones import what all need.
+                limit = self._seconds + (0 if self._is_warm else 120)
+                reading = self._answer(limit)
+                yield reading or Reading(waiting[0], "failed", "no end, or killed", limit, 0)
+                del waiting[0]
+                if reading is None:
+                    self.close()
+                    self._fresh()
+                    break
+            else:
+                self._is_warm = True
+
+    def _answer(self, limit: float) -> Reading | None:
+        try:
+            if not self._connection.poll(limit):
+                return None
+            reading: Reading = self._connection.recv()
+            return reading
+        except (EOFError, ConnectionError):
+            return None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()

@@ -1,0 +1,108 @@
+"""The time to make a report of many runs, and until a browser shows its first figure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+
+from labkit.bench.command import AS_JSON, numbers, show_rows
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.optional import optional
+from labkit.records import store
+from labkit.records.run import Run, load_runs
+from tests.acceptance.records import timed
+
+if TYPE_CHECKING:
+    from labkit.bench.timing import Row
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+LIMIT = 120.0  # seconds until all figures are drawn
+# Whoever reads a page comes by its figures, which are drawn then.
+READ = """async () => {
+    const isDrawn = (plot) => !plot.querySelector("svg.still") && plot.textContent;
+    for (const plot of document.querySelectorAll(".plot")) {
+        plot.scrollIntoView();
+        while (!isDrawn(plot)) await new Promise((done) => setTimeout(done, 20));
+    }
+}"""
+_LEFT = ("model.keras", "logs")  # of a run: no report reads it
+
+
+def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
+    """A row a number of runs: seconds to make the page, its size, seconds to its first figure.
+
+    Raises: LabkitError, where there are no runs, or no browser.
+    """
+    runs = load_runs(folder)
+    if not runs or min(counts) < 1:
+        raise InvalidInput(f"{len(runs)} runs in {folder}, counts {counts}: both must be 1 or more")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise LabkitError("no Chromium found: apt-get install chromium")
+    for count in counts:
+        with TemporaryDirectory(prefix="labkit-pages-") as place:
+            copied = _copies(runs, Path(place) / "runs", count)
+            seconds, processor = timed(["report", "runs"], Path(place))
+            page = Path(place) / "report.html"
+            first, every = opened(page, browser)
+            row: Row = {"bench": "report", "runs": count, "copied": copied, "made_s": seconds}
+            row |= {"processor_s": processor, "mb": page.stat().st_size / 1e6}
+            yield row | {"first_s": first, "all_s": every}
+
+
+def opened(page: Path, browser: str) -> tuple[float, float]:
+    """Seconds from opening a page until its first figure answers, and until a reader has seen all.
+
+    Raises: LabkitError, where Playwright is missing.
+    """
+    sync_api = optional("playwright.sync_api", "browser")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        tab = chromium.new_context(offline=True).new_page()
+        begun = time.monotonic()
+        tab.goto(page.as_uri())
+        tab.set_default_timeout(1e3 * LIMIT)
+        tab.wait_for_selector("html[data-first]")
+        tab.evaluate(READ)
+        tab.wait_for_selector("html[data-drawn]")
+        every = time.monotonic() - begun
+        first = float(tab.get_attribute("html", "data-first") or 0) / 1e3
+        chromium.close()
+    return first, every
+
+
+def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
+    """So many run folders, evenly from these; how many have another learning rate than the real."""
+    for number in range(count):
+        # Of too many evenly; of too few again and again.
+        again, place = divmod(number, len(runs))
+        run = runs[place * len(runs) // count if count < len(runs) else place]
+        target = folder / f"{number:05d}"
+        shutil.copytree(run.path, target, ignore=shutil.ignore_patterns(*_LEFT))
+        if again:
+            record = json.loads((target / "experiment.json").read_text())
+            record["learning_rate"] = (record.get("learning_rate") or 0.001) * (1 + again)
+            (target / "experiment.json").write_text(store.json_text(record))
+    return max(0, count - len(runs))
+
+
+@click.command("report")
+@click.argument("folder", metavar="RUNS", type=click.Path(path_type=Path))
+@click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
+@AS_JSON
+def command(folder: Path, counts: list[int], file: Path | None) -> None:
+    """Make reports of so many runs, taken from RUNS, and open them in a browser without a network.
+
+    Where RUNS has too few, its records are copied with other learning rates.
+    """
+    rows = list(measure(folder, counts))
+    columns = {"runs": "runs", "copied": "of them copied", "made_s": "made, s"}
+    columns |= {"processor_s": "processor, s", "mb": "MB", "first_s": "first figure, s"}
+    show_rows(rows, columns | {"all_s": "all figures, s"}, file)

@@ -1,0 +1,23 @@
+"""Real commands are attacked from outside: each ends, says why, leaves nothing, and can follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.common.errors import InvalidInput
+from tests.acceptance.attack import ATTACKS, measure
+
+SHORT = ["controller killed", "kernel killed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a start, an attack, an end and the next start
+@pytest.mark.parametrize("name", SHORT)
+def test_an_attack_is_survived(name: str) -> None:
+    (row,) = measure([name], times=1, seed=0)
+    assert (row["tried"], row["survived"], row["wrong"]) == (1, 1, "")
+
+
+def test_an_attack_that_is_none_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidInput, match=f"'rain' is not known; allowed: {next(iter(ATTACKS))}"):
+        list(measure(["rain"], times=1, seed=0))

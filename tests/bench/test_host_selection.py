@@ -1,0 +1,77 @@
+"""Where hosts are found to measure on, and sums over pretended ones."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import labkit as lk
+from labkit.bench.host_allreduce import measure, refuse_impossible
+from labkit.bench.host_selection import HostSelection, groups
+from labkit.cluster.start import VARIABLES
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody names hosts, and this user can make none."""
+    for name in VARIABLES.values():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+def test_ranks_fill_one_host_after_the_other_or_are_dealt_out() -> None:
+    assert groups(5, 2, "core") == [[0, 1, 2], [3, 4]]
+    assert groups(5, 2, "node") == [[0, 2, 4], [1, 3]]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_without_hosts_ranks_of_this_machine_emulate_them_and_it_is_said() -> None:
+    on = HostSelection(workers=4, place="node", bandwidth="100Mb/s")
+    assert on.network is not None
+    assert on.network.hosts == ((0, 2), (1, 3))
+    assert 0.9 * 100e6 / 8 < on.network.bandwidth < 100e6 / 8
+    assert "on an emulated network of 2 hosts: none were named, and a testbed needs" in on.said
+
+
+def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
+    monkeypatch.setenv("LABKIT_NODES", "1")
+    on = HostSelection()
+    assert on.network is None
+    assert on.said == "4 ranks on the hosts that this notebook was given"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"bandwidth": "fast"}, "bandwidth='fast' is impossible"),
+        ({"nodes": 1}, "nodes=1 for workers=4: give 2 or more"),
+        ({"nodes": 5}, "nodes=5 for workers=4"),
+        ({"place": "rack"}, "place='rack' is not known; allowed: core, node"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, object], told: str) -> None:
+    with pytest.raises(lk.InvalidInput, match=told):
+        HostSelection(**given)  # type: ignore[arg-type]
+
+
+def test_sums_are_held_to_those_of_the_ring() -> None:
+    for algorithms in (["mpi", "two_level"], ["ring", "shared_memory"]):
+        with pytest.raises(lk.InvalidInput, match="give 'ring', and others"):
+            refuse_impossible(algorithms, [4096], 1)
+    with pytest.raises(lk.InvalidInput, match="give 4 bytes, 1 repeat"):
+        refuse_impossible(["ring"], [], 1)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_pretended_hosts_are_measured_and_predicted_alike(cluster: lk.Cluster) -> None:
+    on = HostSelection(4, 2, "1Gb/s", "core")
+    rows, network = measure(on, cluster, ["mpi", "ring", "two_level"], [4096], 2)
+    assert network is on.network
+    assert rows[0]["network"] == "1Gb/s between 2 hosts, emulated"
+    # What the library sends no emulated link would carry.
+    assert [row["algorithm"] for row in rows] == ["ring", "two_level"]
+    assert all(row["correct"] for row in rows)
+    assert [row["predicted_link_bytes"] for row in rows] == [6144, 4096]
+    assert rows[0]["ratio"] == rows[0]["predicted_ratio"] == 1
