@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from listening import watched
 from sample_calibrations import calibration
 from sample_runs import write_run
 
@@ -598,7 +599,9 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
 @pytest.mark.slow
 def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["inference"][0]
-    job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    with watched() as open_to_others:
+        job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    assert open_to_others == set()
     assert job.state == "completed", job.cause
     [run] = load_runs(job.path)
     assert run.experiment["workers"] == 1

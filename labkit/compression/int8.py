@@ -101,7 +101,9 @@ def _codes(values: Tensor) -> Tensor:
     """Values from -127 to 127, rounded, int8."""
     import tensorflow as tf
 
-    return tf.cast(tf.where(tf.math.is_nan(values), NAN, tf.round(values)), tf.int8)
+    return tf.cast(
+        tf.where(tf.math.is_nan(values), tf.cast(NAN, values.dtype), tf.round(values)), tf.int8
+    )
 
 
 def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
@@ -109,4 +111,4 @@ def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
     import tensorflow as tf
 
     values = tf.cast(codes, dtype)
-    return tf.where(values == NAN, np.nan, values)
+    return tf.where(values == NAN, tf.cast(np.nan, dtype), values)

@@ -65,4 +65,6 @@ def lowered(scales: Tensor, factors: Tensor | float = 1.0) -> Tensor:
     limits = np.finfo(scales.dtype.as_numpy_dtype)
     most = limits.max * (1 - 4 * limits.eps)  # a share and its multiple are rounded
     products = scales * factors
-    return tf.where((products > most) & tf.math.is_finite(scales), most, products)
+    return tf.where(
+        (products > most) & tf.math.is_finite(scales), tf.cast(most, products.dtype), products
+    )
