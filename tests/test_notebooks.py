@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from listening import watched
 from sample_calibrations import calibration
 from sample_runs import write_run
 
@@ -304,9 +305,9 @@ def test_the_parameters_of_pipeline_mean_what_they_mean_in_an_experiment() -> No
 def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None:
     given = {"model_options": {"widths": [64, 64, 64]}, "batch_size": 64, "microbatches": [1, 4]}
     given |= {"schedules": ["1f1b", "interleaved"], "network": "1GbE", "partition": "parameters"}
-    job = execute(NOTEBOOKS / "pipeline.ipynb", given, tmp_path)
-    assert job.state == "failed"  # refused with a sentence: groups of one micro-batch a rank
-    assert "interleaved moves micro-batches in groups of 2" in str(job.cause)
+    job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"microbatches": [1, 5]}, tmp_path)
+    assert job.state == "failed"  # refused with a sentence: two groups of equal size
+    assert "5 make 2 unequal groups: give 4 or 6 micro-batches" in str(job.cause)
     (lost,) = load_runs(job.path)  # before any rank has started
     assert "schedules" in lost.experiment
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)
@@ -600,7 +601,9 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
 @pytest.mark.slow
 def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["inference"][0]
-    job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    with watched() as open_to_others:
+        job = execute(NOTEBOOKS / "inference.ipynb", given | {"repeats_timed": 2}, tmp_path)
+    assert open_to_others == set()
     assert job.state == "completed", job.cause
     [run] = load_runs(job.path)
     assert run.experiment["workers"] == 1

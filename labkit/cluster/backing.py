@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.common.errors import LabkitError
+from labkit.common.errors import InvalidInput
 
 SHARED = Path("/dev/shm")
 SEGMENT = 16 << 20  # bytes that Open MPI takes for each rank
@@ -31,7 +31,7 @@ def backing(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[s
         shared: /dev/shm.
 
     Raises:
-        LabkitError: no folder has room enough; a rank would die of SIGBUS in the midst of a step.
+        InvalidInput: no folder has room enough; a rank would die of SIGBUS in the midst of a step.
     """
     wanted = ranks * SEGMENT + BUCKETS
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):
@@ -40,7 +40,7 @@ def backing(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[s
     path = next((place for place, room in rooms.items() if room >= wanted), None)
     if path is None:
         told = ", ".join(f"{place} has {room >> 20} MiB free" for place, room in rooms.items())
-        raise LabkitError(
+        raise InvalidInput(
             f"{ranks} ranks share {wanted >> 20} MiB of memory through files, and {told}; give "
             f"more: mount -o remount,size=2G {shared}  # docker run --shm-size=2g"
         )

@@ -31,12 +31,12 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 
 from labkit.cluster.backing import backing
 from labkit.cluster.engine import CONNECTION, command
-from labkit.cluster.launch import START_LIMIT, UNSETTLED, clear
+from labkit.cluster.launch import REFUSED, START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
 from labkit.cluster.listeners import confine
 from labkit.cluster.processes import SESSIONS, Watch, end_all, is_gone
 from labkit.cluster.start import Met, Start
-from labkit.common.errors import LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.queue import ASK_EVERY, Job
 from labkit.records import store
 from labkit.records.endings import End, Terminated, described, of_host, of_rank, of_step
@@ -157,6 +157,8 @@ class Keeper:
             try:
                 self._start()
                 break
+            except InvalidInput:  # the same try would be refused again
+                raise
             except Exception as error:
                 if (why := self._luck(error)) is None:
                     if told := self.how.trouble():
@@ -245,7 +247,7 @@ class Keeper:
             patience: seconds that it gets to begin with it.
 
         Raises:
-            LabkitError: it cannot be bound there, and nobody trusts the network.
+            InvalidInput: it cannot be bound there, and nobody trusts the network.
         """
         if not self.how.is_local or self.how.trusted_network:
             return True
@@ -261,7 +263,7 @@ class Keeper:
             return False  # `_look` tells how it has ended
         except (LabkitError, psutil.AccessDenied) as error:
             self._look()
-            raise LabkitError(f"{error}; {OPEN}") from None
+            raise InvalidInput(f"{error}; {OPEN}") from None
 
     def _look(self) -> None:
         """Raise where waiting has become pointless; say what a queued job waits for."""
@@ -530,6 +532,8 @@ def main(folder: Path, how: Start, warms: bool) -> None:
 def _of_error(error: BaseException) -> End:
     if isinstance(error, Terminated):
         return End(f"the keeper of the engines was ended by {error}", signal=str(error))
+    if isinstance(error, InvalidInput):
+        return End(REFUSED + str(error))
     return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
 
 

@@ -16,7 +16,7 @@ from typing import TypedDict
 from labkit.cluster.lease import WARM, Lock, is_held, is_wanted
 from labkit.cluster.start import Start
 from labkit.common import imports
-from labkit.common.errors import LabkitError
+from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.html import card, pairs
 from labkit.common.machine import require_loopback
 from labkit.common.paths import bytecode_variables
@@ -30,6 +30,7 @@ START_LIMIT = 300.0  # seconds, also on a machine that is busy
 # In a cluster's folder: what is asked for after its end.
 OUTLIVE = ("last-run", "warm.log")
 UNSETTLED = "unsettled"  # in a cluster's folder: its engines were warmed, and nobody has used them
+REFUSED = "refused: "  # begins the message of a keeper to which no further try would help
 
 
 class NotStarted(LabkitError):
@@ -106,6 +107,7 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
 
     Raises:
         NotStarted: the engines did not start; the message ends with what they said.
+        InvalidInput: the keeper refuses to start them, as it would again.
         LabkitError: those of an earlier cluster do not end.
     """
     if how.is_local:
@@ -137,7 +139,8 @@ def launch(folder: Path, how: Start, warm: bool = False) -> None:
     # A keeper whose start was given up a moment ago may have been quicker to take the lock.
     if not _wait(folder, how, lambda: keeper.poll() is None or is_held(path)):
         told = state(folder)["message"] or last_line(folder / "keeper.log")
-        raise NotStarted(f"the engines did not start: {told}")
+        failure = InvalidInput if told.startswith(REFUSED) else NotStarted
+        raise failure(f"the engines did not start: {told.removeprefix(REFUSED)}")
 
 
 def _wait(folder: Path, how: Start, goes_on: Callable[[], bool]) -> bool:

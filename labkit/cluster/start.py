@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from labkit.common.canonical_json import digest
-from labkit.common.errors import InvalidInput, LabkitError, short
+from labkit.common.errors import InvalidInput, short
 from labkit.common.machine import trusts_network
 from labkit.common.nearest import refuse_unknown
 from labkit.common.units import plural
@@ -356,16 +356,16 @@ class Start:
         return "; ".join(answer.trouble for answer in answers if answer.trouble)
 
     def check_world(self, met: Sequence[Met]) -> None:
-        """Raise LabkitError unless the ranks are one MPI world on the hosts that were asked for."""
+        """Raise InvalidInput unless ranks are one MPI world on the hosts that were asked for."""
         sizes = Counter(each.size for each in met)
         if set(sizes) != {self.ranks}:
             told = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
-            raise LabkitError(f"{self.ranks} ranks make {told}, not one: {self._why_apart()}")
+            raise InvalidInput(f"{self.ranks} ranks make {told}, not one: {self._why_apart()}")
         hosts = list(dict.fromkeys(each.host for each in met))
         # In an allocation, which may have more nodes than these ranks fill, any of them will do.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
-        raise LabkitError(
+        raise InvalidInput(
             f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), "
             f"and {self._hosts_wanted()} were asked for"
         )

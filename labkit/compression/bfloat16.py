@@ -11,9 +11,9 @@ from labkit.compression.payload import Payload, Tensor
 class BFloat16(Compressor):
     r"""The upper half of float32, 2 bytes an element, summed on the way.
 
-    \(\hat g = \mathrm{bf16}(g)\), \(|\hat g - g| \le 2^{-8} |g|\) in the whole range of float32:
-    nothing overflows that was finite there, but sums on the way keep 8 bits only. What is decoded
-    is float32, whatever was encoded.
+    \(\hat g = \mathrm{bf16}(g)\), \(|\hat g - g| \le 2^{-8} |g|\) in the range of float32, up to
+    \(3.39 \cdot 10^{38}\); more is infinite. Sums on the way keep 8 bits only. What is decoded is
+    float32, whatever was encoded.
 
     Source: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv
     1905.12322. Differs from it: here only the wire has this precision, sums included; how the

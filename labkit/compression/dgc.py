@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from labkit.common.errors import InvalidInput
+from labkit.compression.blocks import greatest
 from labkit.compression.compressor import (
     Compressor,
     Reduced,
@@ -138,7 +139,7 @@ class DGC(Compressor):
         import tensorflow as tf
 
         if self.clip_norm is not None:
-            tensor = tf.clip_by_norm(tensor, tf.cast(limit, tensor.dtype))
+            tensor = _clipped(tensor, tf.cast(limit, tensor.dtype))
         velocity = self.momentum * tf.cast(velocity, tensor.dtype) + tensor
         return velocity, tf.cast(waiting, tensor.dtype) + velocity
 
@@ -149,6 +150,16 @@ class DGC(Compressor):
     def waiting(self, ranks: int) -> Waiting:
         """Books of the accumulation v, by the paper's law."""
         return Accumulated(self, ranks)
+
+
+def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
+    """The tensor with a 2-norm of at most the limit; squares of its elements may be infinite."""
+    import tensorflow as tf
+
+    most = greatest(tensor, None)
+    shares = tf.math.divide_no_nan(tensor, most)
+    norm = tf.sqrt(tf.reduce_sum(shares * shares))
+    return tf.where(norm * most > limit, shares * (limit / norm), tensor)
 
 
 class Accumulated(Waiting):

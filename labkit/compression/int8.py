@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from labkit.compression.blocks import greatest, scaled
 from labkit.compression.compressor import Compressor, Reduced, Reduction, State
 from labkit.compression.payload import Payload, Tensor
+from labkit.compression.sizes import lowered
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+NAN = -128.0  # the code of what is not a number; a maximum may have passed over it
 
 
 class Int8(Compressor):
@@ -65,11 +72,10 @@ class Int8(Compressor):
         if self.channels and len(tensor.shape) > 1:
             return self._by_channel(tensor)
         tensor = tf.reshape(tensor, [-1])
-        scales = greatest(tensor, self.block)
+        scales = lowered(greatest(tensor, self.block))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
         steps = tf.where(tf.math.is_finite(steps), steps, 0)  # of a block all but zero: zero
-        codes = tf.round(scaled(tensor, steps, self.block))
-        return {"codes": tf.cast(codes, tf.int8), "scales": scales}
+        return {"codes": _codes(scaled(tensor, steps, self.block)), "scales": scales}
 
     def decode(self, payload: Payload) -> Tensor:
         """Numbers times scales, (n,)."""
@@ -77,16 +83,32 @@ class Int8(Compressor):
 
         scales = payload["scales"]
         if self.channels:
-            codes = tf.reshape(payload["codes"], [-1, tf.size(scales)])
-            return tf.reshape(tf.cast(codes, scales.dtype) * (scales / 127), [-1])
-        return scaled(tf.cast(payload["codes"], scales.dtype), scales / 127, self.block)
+            codes = tf.reshape(_values(payload["codes"], scales.dtype), [-1, tf.size(scales)])
+            return tf.reshape(codes * (scales / 127), [-1])
+        return scaled(_values(payload["codes"], scales.dtype), scales / 127, self.block)
 
     def _by_channel(self, tensor: Tensor) -> Payload:
         import tensorflow as tf
 
         rows = tf.reshape(tensor, [-1, tensor.shape[-1]])  # (inputs, channels)
-        scales = tf.reduce_max(tf.abs(rows), 0)
+        scales = lowered(tf.reduce_max(tf.abs(rows), 0))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
         steps = tf.where(tf.math.is_finite(steps), steps, 0)
-        codes = tf.cast(tf.round(rows * steps), tf.int8)
-        return {"codes": tf.reshape(codes, [-1]), "scales": scales}
+        return {"codes": tf.reshape(_codes(rows * steps), [-1]), "scales": scales}
+
+
+def _codes(values: Tensor) -> Tensor:
+    """Values from -127 to 127, rounded, int8."""
+    import tensorflow as tf
+
+    return tf.cast(
+        tf.where(tf.math.is_nan(values), tf.cast(NAN, values.dtype), tf.round(values)), tf.int8
+    )
+
+
+def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
+    """What the codes stand for."""
+    import tensorflow as tf
+
+    values = tf.cast(codes, dtype)
+    return tf.where(values == NAN, tf.cast(np.nan, dtype), values)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from labkit.compression.bits import pack, stretches, unpack
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
+from labkit.compression.sizes import lowered
 
 
 class OneBit(Compressor):
@@ -34,11 +35,14 @@ class OneBit(Compressor):
         # Counted in the packed bytes, of which there are 8 times fewer.
         ones = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.int32))
         counts = tf.stack([tensor.shape[0] - ones, ones])
+        # In a unit in which no sum of finite elements overflows.
+        unit = 2.0 ** tensor.shape[0].bit_length()
         # Stretches are added up as vectors first, which is faster than one sum over all.
-        parts = stretches(tensor, 8)
+        parts = stretches(tensor / unit, 8)
         below = tf.reduce_sum(tf.add_n([tf.minimum(part, 0) for part in parts]))
         above = tf.reduce_sum(tf.add_n([tf.maximum(part, 0) for part in parts]))
-        means = tf.math.divide_no_nan(tf.stack([below, above]), tf.cast(counts, tensor.dtype))
+        shares = tf.cast(counts, tensor.dtype) / unit
+        means = lowered(tf.math.divide_no_nan(tf.stack([below, above]), shares))
         return {"signs": signs, "means": means, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:

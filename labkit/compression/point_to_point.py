@@ -54,7 +54,8 @@ class _End:
 class Encoder(_End):
     r"""Says vectors of one kind to one listener, and keeps what the compressor keeps.
 
-    Of nothing but zeros nothing is said; what waits, waits on.
+    Of nothing but zeros nothing is said; what waits, waits on. Where an element is infinite or NaN,
+    all that is said is NaN.
 
     Args:
         compressor, shapes: see `_End`.
@@ -83,6 +84,9 @@ class Encoder(_End):
         if not values.any():
             self.sent = np.zeros_like(values)
             return np.empty(0, np.uint8)
+        if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
+            # A compressor says a part of the elements: one that is no number spoils them all.
+            values = np.full_like(values, np.nan)
         told = []
         for number, (start, stop) in enumerate(self._edges):
             tensor = tf.constant(values[start:stop].reshape(self._shapes[number]))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from labkit.compression.blocks import greatest
 from labkit.compression.compressor import (
     Compressor,
     Mean,
@@ -28,7 +29,8 @@ class PowerSGD(Compressor):
 
     \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\),
     \(\bar g = P Q^\top\): \(r (n + m)\) numbers instead of \(n m\). Best under `ErrorFeedback`.
-    Vectors, and matrices that are smaller than their factors, are sent as they are.
+    Vectors, and matrices that are smaller than their factors, are sent as they are. Of elements
+    near the greatest float an approximation may be greater still, and infinite.
 
     Args:
         approximation_rank: columns of the factors; lower: fewer bytes, more error.
@@ -122,17 +124,22 @@ class PowerSGD(Compressor):
 
         # By XLA, which reads the large factor where it lies; TensorFlow would copy it first.
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        return in_one_loop(tf.matmul, matrix, tf.cast(q, tensor.dtype))
+        # Shares of the columns: no sum of products is greater than the greatest element.
+        q = _directions(tf.cast(q, tensor.dtype)) / max(matrix.shape[1], 1)
+        return in_one_loop(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """P, orthonormal, (n, r), and the transpose of M by it, (m, r)."""
+        """P, orthonormal times a number s, (n, r), and the transpose of M by P / s², (m, r)."""
         import tensorflow as tf
 
-        p = tf.linalg.qr(p).q
+        p = tf.linalg.qr(_directions(p)).q
         # A matrix is read faster by its rows: (r, n) by (n, m) rather than (m, n) by (n, r).
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        rows = in_one_loop(tf.matmul, tf.transpose(p), matrix)
-        return p, tf.transpose(rows)
+        # s ≥ √n, as the norm of a column is up to √n times its greatest element; a power of two, by
+        # which products are exact.
+        s = 2.0 ** ((matrix.shape[0].bit_length() + 1) // 2)
+        rows = in_one_loop(tf.matmul, tf.transpose(p / s), matrix)
+        return p * s, tf.transpose(rows)
 
     def expand(self, like: Tensor, p: Tensor, q: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """P by the ranks' Q and P by this rank's, in the layer's shape."""
@@ -146,3 +153,13 @@ def _matrix(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a layer's matrix: its inputs by its outputs; a vector is one column."""
     rows = prod(shape[:-1]) if len(shape) > 1 else prod(shape)
     return rows, shape[-1] if len(shape) > 1 else 1
+
+
+def _directions(factor: Tensor) -> Tensor:
+    """A factor whose greatest element is 1: the length of its columns is of no consequence.
+
+    Its squares and its products with other factors are floats, whatever the size of a gradient.
+    """
+    import tensorflow as tf
+
+    return tf.math.divide_no_nan(factor, greatest(tf.reshape(factor, [-1]), None))

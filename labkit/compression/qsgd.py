@@ -10,6 +10,7 @@ from labkit.compression.bits import pack, unpack
 from labkit.compression.blocks import scaled, split, to_levels
 from labkit.compression.compressor import Compressor, in_one_loop
 from labkit.compression.payload import Payload, Tensor
+from labkit.compression.sizes import row_norms
 
 
 class QSGD(Compressor):
@@ -55,7 +56,7 @@ class QSGD(Compressor):
 
         # Not by XLA: it adds up one number after the other.
         rows = split(tensor, self.bucket)
-        norms = tf.concat([tf.math.reduce_euclidean_norm(each, axis=1) for each in rows], 0)
+        norms = tf.concat([row_norms(each) for each in rows], 0)
         codes = in_one_loop(self._codes, tensor, norms, key)
         return {"codes": codes, "norms": norms, "length": tf.constant(list(tensor.shape))}
 

@@ -17,7 +17,8 @@ class RandomK(Compressor):
     \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\). Only values travel, and are summed
     on the way. As it is, \(E\,\hat g = \frac{k}{n} g\), which is what `ErrorFeedback` wants; with
     `rescale`, \(\hat g_i = \frac{n}{k} g_i\) where drawn, \(E\,\hat g = g\) and
-    \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\).
+    \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); n/k times an element must be a float. An
+    element that is not drawn is not looked at, though it be NaN.
 
     Args:
         ratio: of the elements, how many are sent.

@@ -17,6 +17,7 @@ from labkit.compression.compressor import (
     next_key,
 )
 from labkit.compression.payload import Payload, Tensor
+from labkit.compression.sizes import bits
 
 ROW = 16  # elements that are looked at together: most rows of a top 1 % hold none
 
@@ -75,7 +76,7 @@ def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
 
 
 def above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Indices, int32 (k,), ascending, and values of all elements at least this great in size.
+    """Indices, int32 (k,), ascending, and values of elements that are as great, or NaN.
 
     Rows are looked through first and then the elements of those that hold one: faster than
     `tf.where` on all elements, and a value that was just looked at is near.
@@ -86,10 +87,10 @@ def above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
     rows = tf.reshape(tensor[:whole], [-1, ROW])
     held = tf.where(in_one_loop(_reach, rows, threshold))[:, 0]  # (rows that hold one,)
     near = tf.reshape(tf.gather(rows, held), [-1])  # all elements of these rows
-    found = tf.where(tf.abs(near) >= threshold)[:, 0]
+    found = tf.where(_reaches(near, threshold))[:, 0]
     inside = tf.gather(held, found // ROW) * ROW + found % ROW
     rest = tensor[whole:]
-    behind = tf.where(tf.abs(rest) >= threshold)[:, 0]
+    behind = tf.where(_reaches(rest, threshold))[:, 0]
     indices = tf.cast(tf.concat([inside, behind + whole], 0), tf.int32)
     return indices, tf.concat([tf.gather(near, found), tf.gather(rest, behind)], 0)
 
@@ -98,7 +99,14 @@ def _reach(rows: Tensor, threshold: Tensor) -> Tensor:
     import tensorflow as tf
 
     # Faster than a comparison of the greatest one, which XLA finds element by element.
-    return tf.reduce_any(tf.abs(rows) >= threshold, 1)
+    return tf.reduce_any(_reaches(rows, threshold), 1)
+
+
+def _reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
+    """Whether values are this great; NaN is, so that no selection passes over it."""
+    import tensorflow as tf
+
+    return bits(values) >= bits(tf.cast(threshold, values.dtype))
 
 
 def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
-from labkit.compression.bits import pack, unpack
+from labkit.compression.bits import pack, stretches, unpack
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
 
@@ -38,15 +39,25 @@ class SignMajority(Compressor):
     scale: float = Field(1.0, gt=0)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Packed "signs", uint8, "voice" (1,), 1 or 0 for none, and "length", int32 (1,)."""
+        """Packed "signs", uint8, "voice" (1,) and "length", int32 (1,).
+
+        The voice is 1, 0 of a tensor of zeros, and NaN where an element is infinite or NaN.
+        """
         import tensorflow as tf
 
+        one = tf.ones([], tensor.dtype)
         zero_is_plus = tf.reduce_sum(key) % 2 == 0  # keys count ranks and steps
         plus = (tensor > 0) | ((tensor == 0) & zero_is_plus)
-        speaks = (tf.reduce_max(tensor) > 0) | (tf.reduce_min(tensor) < 0)
+        total = tf.reduce_sum(tf.add_n([tf.abs(part) for part in stretches(tensor, 8)]))
+        voice = tf.cond(
+            tf.math.is_finite(total),
+            lambda: tf.cast(total > 0, tensor.dtype),
+            # The sum of finite elements may be infinite.
+            lambda: tf.where(tf.reduce_all(tf.math.is_finite(tensor)), one, np.nan),
+        )
         return {
             "signs": pack(tf.cast(plus, tf.uint8), 1),
-            "voice": tf.cast(speaks, tensor.dtype)[None],
+            "voice": voice[None],
             "length": tf.constant(list(tensor.shape)),
         }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from labkit.compression.bits import pack, unpack
 from labkit.compression.blocks import greatest, to_levels
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
+
+NAN = np.uint8(3)  # the code of what is not a number
 
 
 class TernGrad(Compressor):
@@ -43,13 +46,16 @@ class TernGrad(Compressor):
         """Packed "codes", uint8, "scale" (1,), and "length", int32 (1,)."""
         import tensorflow as tf
 
+        scale, nan = greatest(tensor, None), tf.math.is_nan(tensor)
         # Nothing has no deviation.
         if self.clip is not None and tensor.shape[0]:
-            limit = self.clip * tf.math.reduce_std(tensor)
-            tensor = tf.clip_by_value(tensor, -limit, limit)
-        scale = greatest(tensor, None)
-        codes = pack(to_levels(tensor, scale, 1, key), 2)
-        return {"codes": codes, "scale": scale, "length": tf.constant(list(tensor.shape))}
+            # Of shares of the greatest: squares of great or small elements are no floats.
+            deviation = tf.math.reduce_std(tf.math.divide_no_nan(tensor, scale))
+            scale = tf.where(self.clip * deviation < 1, self.clip * deviation * scale, scale)
+            tensor = tf.clip_by_value(tensor, -scale, scale)
+        # A maximum may have passed over NaN, and its size is no level.
+        codes = tf.where(nan, NAN, to_levels(tensor, scale, 1, key))
+        return {"codes": pack(codes, 2), "scale": scale, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
         """-s, 0 or s, (n,)."""
@@ -58,6 +64,6 @@ class TernGrad(Compressor):
         scale = payload["scale"]
 
         def value(code: Tensor) -> Tensor:
-            return (tf.cast(code, scale.dtype) - 1) * scale
+            return tf.where(code < NAN, (tf.cast(code, scale.dtype) - 1) * scale, np.nan)
 
         return unpack(payload["codes"], 2, payload["length"][0], value)

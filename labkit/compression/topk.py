@@ -10,6 +10,7 @@ from pydantic import Field
 from labkit.compression.compressor import in_one_loop
 from labkit.compression.payload import Tensor
 from labkit.compression.selection import Sparse, above, count, draw
+from labkit.compression.sizes import bits, from_bits
 
 HITS = 64  # elements of a sample that lie above the threshold: it is met to about 1/sqrt(HITS)
 
@@ -55,7 +56,7 @@ def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
     import tensorflow as tf
 
     # Ascending, as sums of sparse vectors are merged on their way.
-    indices = tf.sort(tf.math.top_k(tf.abs(tensor), k, sorted=False).indices)
+    indices = tf.sort(tf.math.top_k(bits(tensor), k, sorted=False).indices)
     return indices, tf.gather(tensor, indices)
 
 
@@ -99,10 +100,11 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
     # Where most elements are zero, so is the threshold; zeros are not worth sending.
-    return tf.maximum(threshold, np.finfo(tensor.dtype.as_numpy_dtype).tiny)
+    least = bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
+    return from_bits(tf.maximum(threshold, least))
 
 
 def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
     import tensorflow as tf
 
-    return tf.abs(tf.gather(tensor, places))
+    return bits(tf.gather(tensor, places))

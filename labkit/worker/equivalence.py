@@ -19,7 +19,6 @@ from labkit.experiment.experiment import Experiment
 from labkit.keras.equivalence_exceptions import Division, why_not
 from labkit.programs import CodecChannel
 from labkit.records.result import Place, Verdict, told
-from labkit.records.store import read_json, write_json
 from labkit.worker import reference
 from labkit.worker.conservation import Audit, Found
 from labkit.worker.feed import Source
@@ -28,6 +27,7 @@ from labkit.worker.localization import Sides, locate
 from labkit.worker.server_replay import Mending, replay, rule_of
 from labkit.worker.session import TrainingSession
 from labkit.worker.step_log import Own, StepLog
+from labkit.worker.verdicts import read_verdict, write_verdict
 
 STEPS = 20
 # What does not change whether the method is exact.
@@ -54,10 +54,8 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
     if reason:
         return _verdict("not applicable", reason)
     place = cache_folder("gates") / f"{_key(experiment)}.json"
-    known: Verdict | None = None
-    if communicator.rank == 0 and place.exists():
-        known = read_json(place)["equivalence"]
-    known = communicator.share(known, what="the gate's cache")
+    cached = read_verdict(place) if communicator.rank == 0 else None
+    known: Verdict | None = communicator.share(cached, what="the gate's cache")
     if known is not None:
         return known
     short, first = _shortened(experiment, communicator, source)
@@ -67,7 +65,7 @@ def verify(experiment: Experiment, communicator: Communicator, source: Source) -
         sides = Sides(Watched(short, communicator, first, StepLog()), short, first)
         verdict = _placed(verdict, locate(sides, communicator))
     if communicator.rank == 0:
-        write_json(place, {"equivalence": verdict})
+        write_verdict(place, verdict)
     return verdict
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit import LabkitError
+from labkit import InvalidInput
 from labkit.cluster.backing import FOLDERS, backing
+from labkit.cluster.launch import launch
+from labkit.cluster.lease import Lease
+from labkit.cluster.start import Start
 
 FULL = Path("/proc")  # a file system that says of itself that nothing is free
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /dev/shm")
@@ -22,12 +25,22 @@ def test_a_folder_with_room_stands_for_a_small_dev_shm(tmp_path: Path) -> None:
 
 def test_no_room_anywhere_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     told = r"2 ranks share 288 MiB .* /proc has 0 MiB free; give more: mount -o remount,size=2G"
-    with pytest.raises(LabkitError, match=told):
+    with pytest.raises(InvalidInput, match=told):
         backing(2, [], shared=FULL)
-    with pytest.raises(LabkitError, match="share 16000256 MiB"):
+    with pytest.raises(InvalidInput, match="share 16000256 MiB"):
         backing(10**6, [FULL, tmp_path], shared=FULL)
 
 
 def test_what_a_person_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDERS[0], "/somewhere")
     assert backing(2, [], shared=FULL) == {}
+
+
+@pytest.mark.heavy  # a process
+def test_a_start_that_a_keeper_refuses_is_tried_once(own_runtime: Path) -> None:
+    (folder := own_runtime / "million").mkdir(parents=True)
+    # Whoever may outlive deaths tries a start that has failed again, but no refusal.
+    lease = Lease(folder)
+    with pytest.raises(InvalidInput, match="the engines did not start: 1000000 ranks share"):
+        launch(folder, Start(10**6, fault_tolerant=True))
+    lease.release()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from listening import watched
 
 from labkit import (
     AllReduce,
@@ -109,11 +110,13 @@ def test_a_played_run_ends_after_a_step_and_says_how_far_it_came(
 ) -> None:
     law = ComputeTime(0.01, update=0.001)
     fields = LONG | {"workers": 3, "clock": "virtual", "compute": law, "slow": {1: 3.0}}
-    live = cluster.submit(Experiment(**fields, strategy=strategy))
-    wait_until(lambda: len(live.rows) > 30 or live.done())
-    live.panel()
-    live._panel.stop.click()
-    run = live.result()
+    with watched() as open_to_others:
+        live = cluster.submit(Experiment(**fields, strategy=strategy))
+        wait_until(lambda: len(live.rows) > 30 or live.done())
+        live.panel()
+        live._panel.stop.click()
+        run = live.result()
+    assert open_to_others == set()
     assert run.status["state"] == "interrupted"
     steps = run.history.groupby("rank").size()
     assert len(steps) == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listening import watched
 
 import labkit as lk
 from labkit import Cluster, InvalidInput
@@ -40,7 +41,9 @@ def test_replicas_stages_and_slices_answer_batches_and_streams_over_each_network
     cluster: Cluster, tmp_path: Path
 ) -> None:
     [file] = cluster.call(lambda _, path: written(path), tmp_path / "model.keras", ranks=1)
-    found = serve(cluster, file, X, workers=WORKERS, **SMALL)
+    with watched() as open_to_others:
+        found = serve(cluster, file, X, workers=WORKERS, **SMALL)
+    assert open_to_others == set()
     assert set(found.differences) == set(WAYS)
     assert max(found.differences.values()) <= found.allowed < 1e-3
     table = found.latency()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from left import PATIENCE, left_of
+from listening import watched
 
 from labkit import Cluster
 from labkit.cli.app import app
@@ -282,9 +283,11 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
 @pytest.mark.slow
 def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -> None:
     folder = cluster_name.folder_of(cluster_name.usual_name(Start(1)))
-    said, already = warm.start(Start(1), idle=1)
-    assert (said["state"], already) == ("warm", False)
-    wait_for(folder, None)
+    with watched() as open_to_others:
+        said, already = warm.start(Start(1), idle=1)
+        assert (said["state"], already) == ("warm", False)
+        wait_for(folder, None)
+    assert open_to_others == set()
     assert left_of(own_runtime) == []
     warm.start(Start(1), idle=600)
     assert warm.stop(workers=2) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from listening import watched
 
 from labkit.cli.app import app
 
@@ -45,7 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = 'Markdown(f"- Nothing yet.\\n- **Twice** as much: {2 * n} <of {n}>.")'
     write_notebook(folder, "doubles", "How much is twice?", ANSWERS, said)
     write_notebook(folder, "fails", "What does <b> divide?", f"{ANSWERS}n / 0", "n")
-    result = gallery(folder)
+    with watched() as open_to_others:
+        result = gallery(folder)
+    assert open_to_others == set()
     assert result.exit_code == 1, result.output
     assert "fails: failed: cell In [2]: ZeroDivisionError" in result.stderr
     assert result.stdout == f"gallery: {folder / 'site' / 'index.html'}; 1 failed\n"

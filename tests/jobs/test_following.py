@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from listening import watched
 
 from labkit.cli.app import app
 
@@ -85,7 +86,9 @@ def test_points_are_there_while_the_notebook_runs_and_all_of_them_afterwards(
 def test_the_members_of_a_sweep_are_logged_apart(notebook: Path) -> None:
     Path("go").touch()
     command = [str(LABKIT), "sweep", str(notebook), "rate=0.1,0.2", "--tensorboard", "board"]
-    subprocess.run(command, check=True, timeout=2 * PATIENCE)
+    with watched() as open_to_others:
+        subprocess.run(command, check=True, timeout=2 * PATIENCE)
+    assert open_to_others == set()
     assert curves("accuracy") == {
         f"board/waits-sweep/00{number}_rate=0.{number}": {0: pytest.approx(0.1 * number)}
         for number in (1, 2)

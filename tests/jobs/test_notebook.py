@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from listening import watched
 
 from labkit.common.errors import InvalidInput
 from labkit.jobs.execution import Record
@@ -94,8 +95,10 @@ def test_a_failing_cell_is_named_and_everything_before_it_is_kept(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_rank_that_an_exception_names_is_recorded(tmp_path: Path) -> None:
-    job = execute(NOTEBOOKS / "fails_on_rank_1.ipynb", {}, tmp_path)
+    with watched() as open_to_others:
+        job = execute(NOTEBOOKS / "fails_on_rank_1.ipynb", {}, tmp_path)
     assert (job.state, job.rank) == ("failed", 1)
+    assert open_to_others == set()
     assert store.read_status(job.path)["rank"] == 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from textwrap import dedent
 
 import numpy as np
@@ -65,10 +67,19 @@ DRAWINGS = {
 
 def sizes(name: str, *, chunks: int = 0) -> list[Table]:
     """The schedule for all p, m ≤ 16 that it takes."""
-    step = (lambda p: p) if name == "interleaved" else (lambda p: 1)
     make: Callable[..., Table] = PIPELINE[name]
     more = (chunks,) if chunks else ()
-    return [make(p, m, *more) for p in UP_TO for m in UP_TO if m % step(p) == 0]
+    return [
+        make(p, m, *more)
+        for p in UP_TO
+        for m in UP_TO
+        if name != "interleaved" or equal_groups(p, m)
+    ]
+
+
+def equal_groups(ranks: int, microbatches: int) -> bool:
+    """Whether PyTorch takes this many micro-batches: its number of rounds divides them."""
+    return microbatches % max(1, microbatches // ranks) == 0
 
 
 @pytest.mark.parametrize("case", DRAWINGS)
@@ -184,11 +195,44 @@ def test_numbers_below_one_are_refused(name: str) -> None:
             PIPELINE[name](stages, microbatches)
 
 
-def test_interleaved_names_the_nearest_numbers_of_micro_batches() -> None:
-    with pytest.raises(InvalidInput, match="4 does not divide 6: give 4 or 8 micro-batches"):
-        interleaved(4, 6)
-    with pytest.raises(InvalidInput, match="give 4 micro-batches"):
-        interleaved(4, 3)
+# SHA-256 of the lines of `orders` that PyTorch 2.15.0's ScheduleInterleaved1F1B gives for all 192
+# shapes that it takes: 2, 3, 4, 8 ranks, 1 to 4 chunks, 1 to 17 micro-batches.
+PYTORCH = "d97dc5ab31297fd5b67b84f81acd15387b02193cd1330ed52b44b775d5b9441b"
+
+
+def orders(table: Table) -> str:
+    """A line a rank: what it computes, as "2F0" of stage 2 and micro-batch 0."""
+    computed = table.take(table.computes)
+    own = (computed.of_rank(rank).rows() for rank in range(table.ranks))
+    return "\n".join(" ".join(f"{s}{a[0].upper()}{m}" for _, s, a, m, _ in rows) for rows in own)
+
+
+def test_interleaved_takes_and_orders_micro_batches_as_pytorch_does() -> None:
+    digest, taken, refused = hashlib.sha256(), 0, 0
+    for ranks, chunks, microbatches in product((2, 3, 4, 8), range(1, 5), range(1, 18)):
+        if not equal_groups(ranks, microbatches):
+            with pytest.raises(InvalidInput, match=f"{microbatches} make . unequal groups: give"):
+                interleaved(ranks, microbatches, chunks)
+            refused += 1
+            continue
+        table = interleaved(ranks, microbatches, chunks)
+        check(table)
+        digest.update(f"{orders(table)}\n".encode())
+        taken += 1
+    assert (taken, refused) == (192, 80)
+    assert digest.hexdigest() == PYTORCH
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "allowed"), [(4, 9, (8, 10)), (3, 7, (6, 8)), (2, 5, (4, 6))]
+)
+def test_interleaved_names_the_nearest_numbers_that_it_takes(
+    ranks: int, microbatches: int, allowed: tuple[int, int]
+) -> None:
+    with pytest.raises(InvalidInput, match="give {} or {} micro-batches".format(*allowed)):
+        interleaved(ranks, microbatches)
+    for number in allowed:
+        assert interleaved(ranks, number).microbatches == number
 
 
 def test_orders_that_wait_for_each_other_are_found_when_they_are_laid_out() -> None:

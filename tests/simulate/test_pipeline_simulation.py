@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -34,8 +36,8 @@ def instant(each: PipelineSimulation, action: str, stage: int, microbatch: int) 
 def test_the_bubble_is_the_formula(name: str, costs: tuple[float, float, float]) -> None:
     held = 0
     for p in range(1, 17):
-        for m in (p, 2 * p, 16) if name == "interleaved" else (1, 2, 7, 16):
-            if name == "interleaved" and m % p:
+        for m in (1, 2, 7, 16):
+            if name == "interleaved" and m % max(1, m // p):
                 continue
             table = PIPELINE[name](p, m)
             said = table.bubble(*costs)
@@ -65,6 +67,18 @@ def test_interleaving_divides_the_bubble_by_the_chunks(chunks: int) -> None:
     each = time_of(interleaved(4, 8, chunks), 1, 1, 1)
     ideal = 8 * 3.0
     assert each.bubble / ideal == pytest.approx((1 / chunks) * (4 - 1) / 8)
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_interleaving_waits_before_each_chunk_where_micro_batches_are_fewer_than_ranks(
+    costs: tuple[float, float, float],
+) -> None:
+    for p, chunks in product((2, 4, 8), (1, 2, 3, 4)):
+        for m in (*range(1, p), *range(p, 2 * p), 2 * p + 2):
+            table = interleaved(p, m, chunks)
+            waits = p - 1 + (chunks - 1) * max(0, p - m)
+            assert time_of(table, *costs).bubble == pytest.approx(waits * sum(costs) / chunks)
+            assert table.bubble(*costs) == pytest.approx(waits * sum(costs) / chunks)
 
 
 @pytest.mark.parametrize("costs", COSTS)

@@ -119,7 +119,9 @@ def assert_exact(
             2,
             [
                 Pipeline(schedule="gpipe", microbatches=3, recompute=True),
-                Pipeline(schedule="interleaved", microbatches=2, chunks=3),
+                # One group of three micro-batches, and of fewer than ranks.
+                Pipeline(schedule="interleaved", microbatches=3, chunks=3),
+                Pipeline(schedule="interleaved", microbatches=1, chunks=2),
                 Pipeline(schedule="zero_bubble_h2", microbatches=2),
             ],
         ),
