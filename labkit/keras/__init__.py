@@ -25,7 +25,8 @@ from labkit.keras.optimizer import (
     check_compressor,
     copy_of,
 )
-from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks, part_of, shard
+from labkit.keras.replicas import Synchronize, attach, broadcast, callbacks
+from labkit.keras.sharding import part_of, shard
 
 __all__ = [
     "LARS",
