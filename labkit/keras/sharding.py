@@ -106,7 +106,7 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
         if getattr(layer, "stateful", False):
             shapes += [state.shape for state in keras.tree.flatten(layer.states or [])]
     sizes = {shape[0] for shape in shapes if len(shape) and shape[0] is not None}
-    if sizes and sizes != {rows}:
+    if sizes and not (isinstance(rows, int) and sizes == {rows}):
         part = f"{rows}" if isinstance(rows, int) else "no fixed number"
         raise InvalidInput(
             f"the model's batch is fixed to {min(sizes)} rows, and this rank's part has {part}: "

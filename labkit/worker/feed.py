@@ -19,6 +19,7 @@ from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
 from labkit.experiment.batches import plan_of
+from labkit.experiment.data import labels_of
 from labkit.keras import part_of, shard
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
@@ -111,7 +112,8 @@ class Source:
             own, size = self.train, experiment.batch_size
 
             def anew() -> tf.data.Dataset:
-                return shard(_batched(own(), size, sample_rank), communicator, shares)
+                whole = _with_end(_batched(own(), size, sample_rank), experiment.steps, "dataset")
+                return shard(whole, communicator, shares)
 
             return Feed(anew(), experiment.steps, validation, None, anew)
         plan = plan_of(experiment, self.rows(communicator), shares, self.labels)
@@ -163,6 +165,7 @@ class Source:
             return None
         if callable(self.validation):
             batches = _batched(self.validation(), experiment.batch_size, sample_rank)
+            batches = _with_end(batches, None, "validation")
         else:
             batches = tf.data.Dataset.from_tensor_slices(self.validation).batch(VALIDATION_BATCH)
         return shard(batches, communicator, _shares(experiment, communicator)).cache()
@@ -189,7 +192,8 @@ def read(experiment: Experiment, communicator: Communicator | None = None) -> So
         return Source((data.x_train, data.y_train), experiment.validation or held_out, shapes)
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)
-    return Source(experiment.dataset, experiment.validation, _shapes_of(experiment.dataset))
+    found = datasets.shapes_of(experiment.dataset, labels_of(experiment.validation))
+    return Source(experiment.dataset, experiment.validation, found)
 
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:
@@ -251,17 +255,27 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
             "a data set of your own wants a model that starts with keras.Input(shape), "
             "to tell samples from batches"
         )
-    spec = keras.tree.flatten(dataset.element_spec)[0]
-    if spec.shape.rank == sample_rank:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidInput(
+            f"the callable of the data returned a {type(dataset).__name__}; it must return a "
+            "tf.data.Dataset, such as tf.data.Dataset.from_tensor_slices((x, y))"
+        )
+    shape = keras.tree.flatten(dataset.element_spec)[0].shape
+    if shape.rank not in (sample_rank, sample_rank + 1):
+        raise InvalidInput(
+            f"elements of the data set have the shape {shape}, and the model takes samples of "
+            f"{sample_rank} dimensions: give samples, or batches of them, of known shape"
+        )
+    if shape.rank == sample_rank:
         return dataset.batch(batch_size)
-    return dataset if spec.shape[0] == batch_size else dataset.rebatch(batch_size)
+    return dataset if shape[0] == batch_size else dataset.rebatch(batch_size)
 
 
-def _shapes_of(arrays: tuple[np.ndarray, np.ndarray]) -> Shapes | None:
-    """The task that arrays pose, where a named model can stand to it."""
-    x, y = arrays
-    if not hasattr(x, "shape") or not hasattr(y, "shape"):
-        return None
-    if np.issubdtype(y.dtype, np.integer) and y.ndim == 1:
-        return Shapes(tuple(x.shape[1:]), int(y.max()) + 1, "classification")
-    return Shapes(tuple(x.shape[1:]), int(np.prod(y.shape[1:])), "regression")
+def _with_end(batches: tf.data.Dataset, steps: int | None, field: str) -> tf.data.Dataset:
+    """The same batches, unless a pass over them would never end."""
+    if steps is None and batches.cardinality() == tf.data.INFINITE_CARDINALITY:
+        advice = (
+            "steps=…, or data without repeat()" if field == "dataset" else "it without repeat()"
+        )
+        raise InvalidInput(f"{field} has no end, and an epoch would have none: give {advice}")
+    return batches
