@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.exchange.seam import Batch, seam
+from labkit.exchange.seam import Batch, optimizers, seam
 from labkit.keras.whole_batch import say_on_first
 
 # Of one batch: for each component a list of (projection, norm), one pair a tensor.
@@ -60,6 +60,9 @@ class EqualBatches(keras.callbacks.Callback):
         first.clear()
         if self.communicator.size == 1:
             return
+        for optimizer in optimizers(self.model):
+            if (exchange := getattr(optimizer, "exchange", None)) is not None:
+                exchange.service.settle()  # one thread at a time
         gathered = self.communicator.allgather(own, "the comparison of batches")
         # Ranks that read from a cache have none.
         ranks = [rank for rank, signatures in enumerate(gathered) if signatures]

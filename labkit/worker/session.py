@@ -22,6 +22,7 @@ from labkit.exchange.seam import seam
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
 from labkit.keras import LARS, Recipe, by_itself, copy_of, evaluate
+from labkit.keras.equal_batches import EqualBatches
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.diary import Event
@@ -99,6 +100,10 @@ class TrainingSession:
         given = read, self.readers, self.communicator, sample_rank(self.model)
         self.feed: Feed = self._source.feed(*given)
 
+    def _checks(self) -> list[keras.callbacks.Callback]:
+        """What compares the batches of a callable; those of arrays follow from the seed."""
+        return [EqualBatches(self.readers)] if callable(self.experiment.dataset) else []
+
     def optimizer(self) -> keras.optimizers.Optimizer:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
         if self._given is not None:
@@ -164,7 +169,7 @@ class TrainingSession:
         self.model.stop_training = False
         with self._keepers() as keepers:
             stop = StopTogether(self.communicator, self.progress.taken)
-            everyone = [*callbacks, *self.callbacks, self.progress, stop, *keepers]
+            everyone = [*callbacks, *self._checks(), *self.callbacks, self.progress, stop, *keepers]
             try:
                 self._fit_all(everyone)
             finally:
@@ -329,7 +334,8 @@ class TrainingSession:
             found = self.evaluate() if predict is None else self._evaluate_by(predict)
             return {f"val_{name}": value for name, value in found.items()}
 
-        given = self.model, self.feed, self.experiment.epochs, self.callbacks, self.progress
+        callbacks = [*self._checks(), *self.callbacks]
+        given = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
             self.progress.metrics = []  # an epoch's loss is that of its steps
             train(*given, keepers, step, validate, self.communicator)
