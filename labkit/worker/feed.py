@@ -21,6 +21,7 @@ from labkit.experiment import Experiment
 from labkit.experiment.batches import plan_of
 from labkit.experiment.data import labels_of
 from labkit.keras import part_of, shard
+from labkit.keras.whole_batch import say_on_first
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
 from labkit.worker.progress import Position
@@ -115,7 +116,11 @@ class Source:
                 whole = _with_end(_batched(own(), size, sample_rank), experiment.steps, "dataset")
                 return shard(whole, communicator, shares)
 
-            return Feed(anew(), experiment.steps, validation, None, anew)
+            part = anew()
+            if experiment.steps is None and part.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+                text = "the dataset does not tell its number of batches: without steps=…, an epoch "
+                say_on_first(communicator, text + "lasts until it ends")
+            return Feed(part, experiment.steps, validation, None, anew)
         plan = plan_of(experiment, self.rows(communicator), shares, self.labels)
         train = _scattered if experiment.feed == "scatter" else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)
@@ -272,8 +277,11 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
 
 
 def _with_end(batches: tf.data.Dataset, steps: int | None, field: str) -> tf.data.Dataset:
-    """The same batches, unless a pass over them would never end."""
-    if steps is None and batches.cardinality() == tf.data.INFINITE_CARDINALITY:
+    """The same batches, unless a pass over them has no end or no begin."""
+    count = batches.cardinality()
+    if count == 0:
+        raise InvalidInput(f"{field} has no rows: give data with one sample or more")
+    if steps is None and count == tf.data.INFINITE_CARDINALITY:
         advice = (
             "steps=…, or data without repeat()" if field == "dataset" else "it without repeat()"
         )

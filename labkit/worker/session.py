@@ -174,6 +174,8 @@ class TrainingSession:
                 self._fit_all(everyone)
             finally:
                 seam(self.model).clear()
+        if not self.progress.taken:
+            raise InvalidInput("dataset has no rows: give data with one sample or more")
 
     def _fit_all(self, everyone: list[keras.callbacks.Callback]) -> None:
         if self.progress.metrics:  # what they are is known to Keras after the first step

@@ -321,6 +321,18 @@ def labels_alone() -> Any:
     return slices().map(lambda x, y: y)
 
 
+def nothing(x: Any, y: Any) -> Any:
+    return y < 0
+
+
+def of_sparse() -> Any:
+    import keras
+
+    made = keras.Sequential([keras.Input((3,), sparse=True), keras.layers.Dense(2)])
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
 def fixed() -> Any:
     import keras
 
@@ -332,6 +344,9 @@ def fixed() -> Any:
 ON_RANKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no end": ({"dataset": endless}, "dataset has no end"),
     "validation without end": ({"dataset": slices, "validation": endless}, "validation has no end"),
+    "nothing": ({"dataset": lambda: slices().take(0)}, "dataset has no rows"),
+    "nothing is left": ({"dataset": lambda: slices().filter(nothing)}, "dataset has no rows"),
+    "sparse": ({"dataset": sparse_slices, "model": of_sparse}, None),
     "no end, with steps": ({"dataset": endless, "steps": 2}, None),
     "arrays of a callable": ({"dataset": arrays}, "returned a tuple; it must return a tf.data"),
     "no rows": ({"dataset": labels_alone}, "the model takes samples of 1 dimensions"),
