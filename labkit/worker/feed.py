@@ -265,7 +265,12 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
             f"the callable of the data returned a {type(dataset).__name__}; it must return a "
             "tf.data.Dataset, such as tf.data.Dataset.from_tensor_slices((x, y))"
         )
-    shape = keras.tree.flatten(dataset.element_spec)[0].shape
+    kinds = keras.tree.flatten(dataset.element_spec)
+    if isinstance(dataset.element_spec, tuple):
+        labels = keras.tree.flatten(dataset.element_spec[1:])
+        if any(getattr(kind, "dtype", None) == tf.string for kind in labels):
+            raise InvalidInput("the dataset has texts as labels: map them to whole numbers from 0")
+    shape = kinds[0].shape
     if shape.rank not in (sample_rank, sample_rank + 1):
         raise InvalidInput(
             f"elements of the data set have the shape {shape}, and the model takes samples of "

@@ -321,6 +321,12 @@ def labels_alone() -> Any:
     return slices().map(lambda x, y: y)
 
 
+def texts() -> Any:
+    import tensorflow as tf
+
+    return slices().map(lambda x, y: (x, tf.strings.as_string(y)))
+
+
 def nothing(x: Any, y: Any) -> Any:
     return y < 0
 
@@ -344,6 +350,7 @@ def fixed() -> Any:
 ON_RANKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no end": ({"dataset": endless}, "dataset has no end"),
     "validation without end": ({"dataset": slices, "validation": endless}, "validation has no end"),
+    "text labels": ({"dataset": texts}, "texts as labels"),
     "nothing": ({"dataset": lambda: slices().take(0)}, "dataset has no rows"),
     "nothing is left": ({"dataset": lambda: slices().filter(nothing)}, "dataset has no rows"),
     "sparse": ({"dataset": sparse_slices, "model": of_sparse}, None),
