@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 import numpy as np
@@ -19,6 +19,7 @@ from labkit.keras.whole_batch import say_on_first
 Signature = list[list[tuple[float, float]]]
 TOLERANCE = 1e-4  # of the norm: hosts with other processors round otherwise
 
+ENDLESS: WeakSet[Communicator] = WeakSet()  # whose ranks divide a dataset that has no end
 _FIRST: WeakKeyDictionary[Communicator, deque[Signature]] = WeakKeyDictionary()
 
 
@@ -36,7 +37,13 @@ class EqualBatches(keras.callbacks.Callback):
     def __init__(self, communicator: Communicator) -> None:
         super().__init__()
         self.communicator = communicator
-        self._batches = 0
+        self._batches, self._is_said = 0, False
+
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+        """Tell of an epoch that may never end."""
+        if self.communicator in ENDLESS and self.params.get("steps") is None:
+            text = "a dataset given to shard has no end: an epoch ends with steps_per_epoch=… alone"
+            say_on_first(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Forget batches that somebody has looked at before training."""
@@ -75,10 +82,10 @@ class EqualBatches(keras.callbacks.Callback):
                     "trained twice or never: give shuffle(…, seed=1) and generators a seed, and "
                     "all ranks the same files"
                 )
-            if any(_differ(one[0], other[0]) for one, other in pairs):
+            if not self._is_said and any(_differ(one[0], other[0]) for one, other in pairs):
+                self._is_said = True
                 text = "ranks read batches of equal labels and different features: seed random "
                 say_on_first(self.communicator, text + "maps, or place them behind shard")
-                return
 
 
 def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Batch]], None]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange.seam import Batch, Rows, rows_of
-from labkit.keras.equal_batches import record_first
+from labkit.keras.equal_batches import ENDLESS, record_first
 
 Leaf: TypeAlias = "tf.Tensor | tf.SparseTensor | tf.RaggedTensor | None"
 Watch: TypeAlias = "Callable[[tf.Tensor, tuple[Batch, ...]], None]"
@@ -46,6 +46,8 @@ def shard(
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(…), or .from_generator(…)"
         )
     _check_batches(dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        ENDLESS.add(communicator)
     if communicator.size == 1:
         return part_of(dataset, communicator.rank, shares)
     if any(_is_unseeded(source) for source in _sources(dataset)):

@@ -136,6 +136,7 @@ class Source:
         shares = experiment.capacities or (1.0,) * experiment.workers
         if callable(self.train):
             whole = _batched(self.train(), experiment.batch_size, sample_rank)
+            whole = _with_end(whole, experiment.steps, "dataset")
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
         assert self.arrays is not None  # for the type checker: nobody scatters to programs
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
