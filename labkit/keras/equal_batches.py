@@ -28,7 +28,7 @@ class EqualBatches(keras.callbacks.Callback):
 
     A shuffle without a seed, other files, or a generator of its own on each rank would otherwise
     train rows twice and leave others out. Batches whose labels agree and whose features differ are
-    those of a random augmentation before `shard`: that is said, not refused.
+    those of a random augmentation before `shard`: a line reports them.
 
     Args:
         communicator: the ranks.
@@ -37,7 +37,7 @@ class EqualBatches(keras.callbacks.Callback):
     def __init__(self, communicator: Communicator) -> None:
         super().__init__()
         self.communicator = communicator
-        self._batches, self._is_said = 0, False
+        self._batches, self._is_reported = 0, False
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Tell of an epoch that may never end."""
@@ -46,7 +46,7 @@ class EqualBatches(keras.callbacks.Callback):
             say_on_first(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Forget batches that somebody has looked at before training."""
+        """Forget batches that were read before training."""
         _first_batches(self.communicator).clear()
         self._batches = 0
 
@@ -63,16 +63,16 @@ class EqualBatches(keras.callbacks.Callback):
 
     def _compare(self) -> None:
         first = _first_batches(self.communicator)
-        own = sorted(first)
+        signatures = sorted(first)
         first.clear()
         if self.communicator.size == 1:
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
                 exchange.service.settle()  # one thread at a time
-        gathered = self.communicator.allgather(own, "the comparison of batches")
+        gathered = self.communicator.allgather(signatures, "the comparison of batches")
         # Ranks that read from a cache have none.
-        ranks = [rank for rank, signatures in enumerate(gathered) if signatures]
+        ranks = [rank for rank, others in enumerate(gathered) if others]
         for rank in ranks[1:]:
             pairs = list(zip(gathered[ranks[0]], gathered[rank], strict=False))
             if any(_differ(one[-1], other[-1]) for one, other in pairs):
@@ -82,8 +82,8 @@ class EqualBatches(keras.callbacks.Callback):
                     "trained twice or never: give shuffle(…, seed=1) and generators a seed, and "
                     "all ranks the same files"
                 )
-            if not self._is_said and any(_differ(one[0], other[0]) for one, other in pairs):
-                self._is_said = True
+            if not self._is_reported and any(_differ(one[0], other[0]) for one, other in pairs):
+                self._is_reported = True
                 text = "ranks read batches of equal labels and different features: seed random "
                 say_on_first(self.communicator, text + "maps, or place them behind shard")
 
@@ -99,8 +99,8 @@ def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Ba
     def watch(index: tf.Tensor, batch: Sequence[Batch]) -> None:
         def sign() -> tf.Tensor:
             leaves = [keras.tree.flatten(component) for component in batch]
-            known = [[leaf for leaf in part if leaf is not None] for part in leaves]
-            sums = [tf.stack([_project(leaf) for leaf in part]) for part in known if part]
+            tensors = [[leaf for leaf in part if leaf is not None] for part in leaves]
+            sums = [tf.stack([_project(leaf) for leaf in part]) for part in tensors if part]
             return tf.numpy_function(note, sums, tf.int32)
 
         tf.cond(tf.equal(index, 0), sign, lambda: tf.constant(0))

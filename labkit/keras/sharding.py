@@ -132,8 +132,8 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
                 f"{type(spec).__name__.removesuffix('Spec')}: map the dataset to tensors"
             )
     shapes = [spec.shape for spec in specs if hasattr(spec, "shape")]
-    known = {shape[0] for shape in shapes if shape.rank} - {None}
-    if any(shape.rank == 0 for shape in shapes) or len(known) > 1:
+    rows = {shape[0] for shape in shapes if shape.rank} - {None}
+    if any(shape.rank == 0 for shape in shapes) or len(rows) > 1:
         raise InvalidInput(
             f"shard divides batches, and elements of shapes {', '.join(map(str, shapes))} are no "
             "batches of equal rows: call dataset.batch(…) before shard"

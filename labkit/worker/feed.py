@@ -198,8 +198,8 @@ def read(experiment: Experiment, communicator: Communicator | None = None) -> So
         return Source((data.x_train, data.y_train), experiment.validation or held_out, shapes)
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)
-    found = datasets.shapes_of(experiment.dataset, labels_of(experiment.validation))
-    return Source(experiment.dataset, experiment.validation, found)
+    task = datasets.shapes_of(experiment.dataset, labels_of(experiment.validation))
+    return Source(experiment.dataset, experiment.validation, task)
 
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:
@@ -283,7 +283,7 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
 
 
 def _with_end(batches: tf.data.Dataset, steps: int | None, field: str) -> tf.data.Dataset:
-    """The same batches, unless a pass over them has no end or no begin."""
+    """The same batches, unless a pass over them has no end, or no rows."""
     count = batches.cardinality()
     if count == 0:
         raise InvalidInput(f"{field} has no rows: give data with one sample or more")
