@@ -12,7 +12,8 @@ import numpy as np
 from labkit import models
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.experiment.experiment import leaves, parse_strategy
+from labkit.experiment.data import leaves
+from labkit.experiment.experiment import parse_strategy
 from labkit.network import Slowdown
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Batch, Strategy

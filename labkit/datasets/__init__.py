@@ -14,6 +14,7 @@ from labkit.datasets.catalogue import (
     recorded,
 )
 from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
+from labkit.datasets.values import check_task, check_values, shapes_of, to_array
 
 __all__ = [
     "DATASETS",
@@ -22,10 +23,14 @@ __all__ = [
     "Shapes",
     "available",
     "check",
+    "check_task",
+    "check_values",
     "count",
     "ensure",
     "label",
     "load",
     "locate",
     "recorded",
+    "shapes_of",
+    "to_array",
 ]

@@ -14,19 +14,17 @@ from pydantic import Field
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
 from labkit.common.optional import optional
-from labkit.datasets.adult import one_hot, standardised
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
+from labkit.datasets.pictures import pixels_of, read_pictures, size_of, stack
+from labkit.datasets.table import features_of, read_table
+from labkit.datasets.values import FEW_CLASSES, MOST_CLASSES, are_whole, check_values
 
 if TYPE_CHECKING:
     import pandas as pd
 
 HUB = "hf:"
 FILES = (".npz", ".csv", ".parquet")
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 LABELS = ("label", "labels", "target", "class", "y")  # columns, where none is named
-CATEGORIES = 1000  # of a column of texts; each is a feature
-# Labels without a task are classes where they are no more than these, and one in ten rows.
-FEW_CLASSES, MOST_CLASSES = 20, 1000
 
 
 class OwnOptions(Rows):
@@ -145,8 +143,17 @@ def _arranged(
             raise InvalidInput(f"{name} has {len(x)} rows of x and {len(y)} labels: give as many")
         out = held_out(len(x), options.test)
         x, y, x_test, y_test = x[~out], y[~out], x[out], y[out]
+    if len(x_test) != len(y_test) or x.shape[1:] != x_test.shape[1:]:
+        raise InvalidInput(
+            f"{name} has test rows of {x_test.shape[1:]} with {len(y_test)} labels, and training "
+            f"rows of {x.shape[1:]}: give {len(x_test)} labels, and rows of one shape"
+        )
     if missing := sum(int(_is_missing(each).sum()) for each in (y, y_test)):
         raise InvalidInput(f"{name} has {missing} rows without a label: fill them in or drop them")
+    for what, array in (("x", x), ("x", x_test), ("y", y), ("y", y_test)):
+        check_values(f"{what} of {name}", array, texts=True)
+    if y.dtype.kind == "f" and y.ndim == 1 and options.task != "regression":
+        y, y_test = (_classes_of(name, each, options) for each in (y, y_test))
     if options.task == "regression" or y.dtype.kind == "f":
         y, y_test = (_targets(name, each) for each in (y, y_test))
     elif y.ndim == 1:
@@ -164,6 +171,18 @@ def _is_missing(y: Array) -> Array:
     return missing
 
 
+def _classes_of(name: str, y: Array, options: OwnOptions) -> Array:
+    """Decimals as whole numbers, where they are said to be classes."""
+    if options.task == "classification" and bool((y % 1 == 0).all()):
+        return y.astype(int)
+    if options.task is None and are_whole(y):
+        raise InvalidInput(
+            f"{name} has labels that are few whole numbers as decimals: give "
+            'task="classification" or task="regression"'
+        )
+    return y
+
+
 def _targets(name: str, y: Array) -> Array:
     try:
         return y.reshape(len(y), -1).astype(np.float32)
@@ -173,6 +192,8 @@ def _targets(name: str, y: Array) -> Array:
 
 def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) -> None:
     """Refuse what looks like amounts, or names of rows, unless they are said to be classes."""
+    if len(classes) == 1:
+        raise InvalidInput(f"{name} has one class, {classes[0]!s}: there is nothing to tell apart")
     is_few = len(classes) <= FEW_CLASSES or len(classes) <= min(MOST_CLASSES, rows // 10)
     if options.task is None and not is_few:
         number = "" if classes.dtype.kind in "OUS" else ' amounts want task="regression",'
@@ -212,12 +233,7 @@ def _of_arrays(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _of_table(path: Path, options: OwnOptions) -> Arrays:
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except (ValueError, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    table = read_table(path)
     out = held_out(len(table), options.test)
     return _of_frames(str(path), table[~out], table[out], options)
 
@@ -230,27 +246,14 @@ def _of_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnO
         has = f"{len(train)} training rows and {len(columns)} columns beside {label!r}"
         raise InvalidInput(f"{name} has {has}: there is nothing to learn from")
     try:
-        pairs = [_features(name, train[column], test[column]) for column in columns]
+        pairs = [features_of(name, train[column], test[column]) for column in columns]
         x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
-    except ValueError as error:
+    except InvalidInput:
+        raise
+    except (ValueError, TypeError) as error:
         raise InvalidInput(f"{name} has arrays of shapes that do not fit: {error}") from error
     y, y_test = (part[label].to_numpy() for part in (train, test))
     return _arranged(name, x, y, options, x_test, y_test)
-
-
-def _features(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Array]:
-    """A column as features; what is missing is the mean of the others, or a text of its own."""
-    if isinstance(train.iloc[0], list | np.ndarray):
-        return np.stack(list(train)), np.stack(list(test))
-    if train.dtype.kind in "iufb":
-        mean = train.mean() if train.notna().any() else 0.0
-        return standardised(*(part.fillna(mean).to_numpy(float) for part in (train, test)))
-    if (distinct := train.nunique()) > CATEGORIES:
-        raise InvalidInput(
-            f"{name} has {distinct:,} distinct texts in column {train.name!r}, and each would be a "
-            f"feature; allowed: {CATEGORIES:,}: make numbers of them, or drop the column"
-        )
-    return one_hot(*(part.astype(str).to_numpy(str) for part in (train, test)))
 
 
 def _label(name: str, columns: list[str], options: OwnOptions) -> str:
@@ -265,38 +268,15 @@ def _of_pictures(path: Path, options: OwnOptions) -> Arrays:
     """Images in folders by class; in train/ and test/, or some held out."""
     train = path / "train"
     if not train.is_dir():
-        return _arranged(str(path), *_pictures(path, options), options)
+        images, y = read_pictures(path, options.size)
+        return _arranged(str(path), stack(images)[0], y, options)
     test = next((path / n for n in ("test", "validation", "val") if (path / n).is_dir()), None)
-    x, y = _pictures(train, options)
+    images, y = read_pictures(train, options.size)
     if test is None:
-        return _arranged(str(path), x, y, options)
-    return _arranged(str(path), x, y, options, *_pictures(test, options, x[0]))
-
-
-def _pictures(path: Path, options: OwnOptions, like: Array | None = None) -> tuple[Array, Array]:
-    files = sorted(each for each in path.glob("*/*") if each.suffix.lower() in PICTURES)
-    if not files:
-        raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
-    images: list[Array] = []
-    for file in files:
-        try:
-            with optional("PIL.Image", "datasets").open(file) as image:
-                images.append(_pixels(image, options.size, images[0] if images else like))
-        except OSError as error:
-            raise InvalidInput(f"{file} cannot be read: {error}; mend or remove it") from error
-    return np.stack(images), np.array([file.parent.name for file in files])
-
-
-def _pixels(image: Any, size: int | None, like: Array | None) -> Array:
-    """An image as (rows, columns, channels), of the same shape as the first."""
-    if like is not None:
-        height, width, channels = like.shape
-    else:
-        width, height = (size, size) if size else image.size
-        channels = 1 if image.mode in ("1", "L", "I", "F") else 3
-    plain = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-    pixels: Array = np.asarray(plain, np.uint8).reshape(height, width, channels)
-    return pixels
+        return _arranged(str(path), stack(images)[0], y, options)
+    images_test, y_test = read_pictures(test, None, size_of(images))
+    x, x_test = stack(images, images_test)
+    return _arranged(str(path), x, y, options, x_test, y_test)
 
 
 def _of_hugging_face(name: str, options: OwnOptions) -> Arrays:
@@ -320,21 +300,18 @@ def _of_hugging_face(name: str, options: OwnOptions) -> Arrays:
         one, other = (part.with_format("pandas")[:] for part in (train, test))
         return _of_frames(name, one, other, options)
     label = _label(name, [n for n in train.column_names if n != image], options)
-    x, y = _of_images(train, image, label, options.size, None)
-    return _arranged(name, x, y, options, *_of_images(test, image, label, options.size, x[0]))
+    first = size_of([np.asarray(train[0][image])])
+    size = (options.size, options.size) if options.size else first
+    try:
+        pixels = [[pixels_of(row[image], size) for row in part] for part in (train, test)]
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{name} has an image that cannot be read: {error}") from error
+    x, x_test = stack(*pixels)
+    return _arranged(name, x, np.array(train[label]), options, x_test, np.array(test[label]))
 
 
 def _is_image(kind: object) -> bool:
     return type(kind).__name__ == "Image"
-
-
-def _of_images(
-    part: Any, image: str, label: str, size: int | None, like: Array | None
-) -> tuple[Array, Array]:
-    images: list[Array] = []
-    for row in part:
-        images.append(_pixels(row[image], size, images[0] if images else like))
-    return np.stack(images), np.array(part[label])
 
 
 _READERS: dict[str, Callable[[Path, OwnOptions], Arrays]] = {

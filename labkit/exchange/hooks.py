@@ -368,7 +368,11 @@ def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
 def rows_of(data: Batch) -> int | tf.Tensor:
     """How many rows a batch has; a tensor where that is known in each step only."""
     leaf = keras.tree.flatten(data)[0]
-    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+    if leaf.shape[0] is not None:
+        return leaf.shape[0]
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    return tf.cast(tf.shape(leaf)[0], tf.int32)  # a sparse one counts in int64
 
 
 def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

@@ -25,6 +25,7 @@ from labkit.common.quantities import PositiveSeconds, Seconds
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.captured_state import refuse_lost_state
+from labkit.experiment.data import check_validation, labels_of, leaves, parse_data
 from labkit.experiment.keras_names import check_names
 from labkit.experiment.summary import brief, html_of
 from labkit.network import ComputeTime, Fault, Network, Slowdown
@@ -201,24 +202,7 @@ class Experiment(Checked):
     @field_validator("dataset", "validation", mode="before")
     @classmethod
     def _arrays(cls, value: Any) -> Any:
-        if isinstance(value, str) or callable(value) or value is None:
-            return value
-        if not isinstance(value, tuple | list):
-            raise ValueError(
-                f"data are a name, a callable or arrays (x, y), not a {type(value).__name__}"
-            )
-        if len(value) != 2:
-            raise ValueError(f"arrays are given as (x, y), not as {len(value)} parts")
-        for leaf in leaves(value):
-            if not getattr(leaf, "shape", ()):
-                raise ValueError(
-                    f"x and y are arrays, or nests of arrays, with a row a sample; "
-                    f"got {type(leaf).__name__}: use numpy.asarray"
-                )
-        rows = {len(leaf) for leaf in leaves(value)}
-        if len(rows) != 1 or rows == {0}:
-            raise ValueError(f"x and y must have the same number of rows, above 0; got {rows}")
-        return tuple(value)
+        return parse_data(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -227,6 +211,9 @@ class Experiment(Checked):
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
+        elif isinstance(self.dataset, tuple):
+            check_validation(self.dataset, self.validation)
+            shapes = datasets.shapes_of(self.dataset, labels_of(self.validation))
         if isinstance(self.model, str):
             models.check(self.model, self.model_options, shapes)
         if self.capacities is not None and len(self.capacities) != self.workers:
@@ -237,13 +224,31 @@ class Experiment(Checked):
         check_names(self.loss, self.metrics, self.optimizer, self.optimizer_options)
         self._check_clock()
         if self.shards != IID:
-            self._check_labels(shapes.task if shapes else None)
+            named = shapes if isinstance(self.dataset, str) else None
+            self._check_labels(named.task if named else None)
         if self.feed == "scatter" and callable(self.dataset):
             raise InvalidInput("feed='scatter' wants arrays or a named data set, not a callable")
         # Last: strategies may ask for blocks and rows, which have been checked by then.
         self.strategy.check(self)
         fault_injection.check(self)
+        if isinstance(self.model, str):
+            self._check_named_model(shapes)
         return self
+
+    def _check_named_model(self, shapes: datasets.Shapes | None) -> None:
+        if shapes is None:
+            raise InvalidInput(
+                f"model={self.model!r} needs arrays of one input and one output to know its "
+                "shapes; give a callable that returns a keras.Model"
+            )
+        if isinstance(self.dataset, tuple):
+            datasets.check_task(self.dataset, labels_of(self.validation))
+        loss = (self.loss or "").lower().replace("_", "")
+        if shapes.task == "regression" and loss.startswith("sparse"):
+            raise InvalidInput(
+                f"loss={self.loss!r} wants classes as whole numbers, and these labels pose a "
+                "regression: give y.astype(int)"
+            )
 
     def _check_labels(self, task: str | None) -> None:
         if callable(self.dataset):
@@ -462,12 +467,3 @@ def parse_strategy(value: Any) -> Any:
         fields = dict(value)
         return lookup(STRATEGIES, fields.pop("name", None), "strategy")(**fields)
     return value
-
-
-def leaves(value: Any) -> list[Any]:
-    """Arrays in a nest of tuples, lists and dictionaries."""
-    if isinstance(value, dict):
-        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in leaves(item)]
-    return [value]

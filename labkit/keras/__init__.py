@@ -35,7 +35,8 @@ from labkit.keras.optimizer_state import (
     without_replica_sum,
 )
 from labkit.keras.replica_consistency import broadcast
-from labkit.keras.replicas import Synchronize, attach, callbacks, part_of, shard
+from labkit.keras.replicas import Synchronize, attach, callbacks
+from labkit.keras.sharding import part_of, shard
 
 __all__ = [
     "LARS",

@@ -135,6 +135,22 @@ def leave_no_trace_if_empty(
     missing = tf.cast(empty, tf.int32)
 
     def with_stand_in(leaf: tf.Tensor) -> tf.Tensor:
+        if leaf is None:
+            return None
+        if isinstance(leaf, tf.SparseTensor):
+            rows = tf.concat([tf.cast([missing], tf.int64), 0 * leaf.dense_shape[1:]], axis=0)
+            padded = tf.SparseTensor(leaf.indices, leaf.values, leaf.dense_shape + rows)
+            padded.set_shape([None, *leaf.shape[1:]])
+            return padded
+        if isinstance(leaf, tf.RaggedTensor):
+            row = tf.RaggedTensor.from_tensor(
+                tf.zeros(
+                    [missing, *[1] * leaf.ragged_rank, *leaf.flat_values.shape[1:]], leaf.dtype
+                ),
+                ragged_rank=leaf.ragged_rank,
+                row_splits_dtype=leaf.row_splits.dtype,
+            )
+            return tf.concat([leaf, row], axis=0)
         extra = tf.zeros(tf.concat([[missing], tf.shape(leaf)[1:]], axis=0), leaf.dtype)
         padded = tf.concat([leaf, extra], axis=0)
         length = leaf.shape[0]

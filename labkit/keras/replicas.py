@@ -1,8 +1,8 @@
-"""Replicas in step: what a model's `fit` needs on every rank, and which rows each one sees."""
+"""Replicas in step: what a model's `fit` needs on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
-from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of, seam, synchronized
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, seam, synchronized
+from labkit.keras.equal_batches import EqualBatches
 from labkit.keras.equivalence_exceptions import (
     Division,
     draws_in_step,
@@ -24,6 +24,7 @@ from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_
 from labkit.keras.failed_fits import begin_fit, end_fit
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
+from labkit.keras.sharding import check_fixed_batch
 from labkit.keras.whole_batch import WholeBatch, say_on_first
 from labkit.keras.whole_metrics import WholeMetrics
 
@@ -39,7 +40,8 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
         compare: look for such changes at the start and after each epoch, by a checksum; where
             replicas differ otherwise, training ends with an error.
     """
-    return [Synchronize(communicator, names=True, compare=compare)]
+    synchronize = Synchronize(communicator, names=True, compare=compare)
+    return [synchronize, EqualBatches(communicator)]
 
 
 class Synchronize(keras.callbacks.Callback):
@@ -259,6 +261,8 @@ class CountRows(Hook):
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
         """Layers never see an empty batch."""
+        if distributed_optimizers(self.model)[0].exchange.communicator.size > 1:
+            check_fixed_batch(self.model, rows)
         makes_weights = _lacks_weights(self.model)  # at random, which rank 0 does for all
         if tf.get_static_value(rows):
             logs = inner(data)
@@ -335,45 +339,3 @@ def average_statistics(model: keras.Model, communicator: Communicator) -> None:
     ends = np.cumsum([int(np.prod(variable.shape)) for variable in kept])[:-1]
     for variable, mean in zip(kept, np.split(means, ends), strict=True):
         variable.assign(mean.reshape(variable.shape))
-
-
-@named_arguments()
-def shard(
-    dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
-) -> tf.data.Dataset:
-    """This rank's part of every global batch.
-
-    All ranks must see the same global batches: give `shuffle` a seed. A part may have no rows;
-    every rank then still takes the same number of steps.
-
-    Args:
-        dataset: batches of the global size.
-        communicator: the ranks.
-        capacities: a rank's share of each batch; default: equal.
-    """
-    shares = capacities or [1.0] * communicator.size
-    if len(shares) != communicator.size or min(shares) <= 0:
-        raise InvalidInput(
-            f"capacities={list(shares)}: give {communicator.size} numbers above 0, one a rank"
-        )
-    return part_of(dataset, communicator.rank, shares)
-
-
-def part_of(dataset: tf.data.Dataset, number: int, shares: Sequence[float]) -> tf.data.Dataset:
-    """The part of every global batch that is due to one of those who share it."""
-    # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
-    cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
-
-    def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
-        if isinstance(rows, int):  # as the boundary of parts of known size is known
-            return int(np.floor(rows * cumulative[rank] + 1e-9))
-        return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int64)
-
-    def own_part(*batch: tf.Tensor) -> Batch:
-        rows = rows_of(batch)
-        first, last = end(rows, number), end(rows, number + 1)
-        part: tuple[tf.Tensor, ...] = keras.tree.map_structure(lambda x: x[first:last], batch)
-        return part if len(part) > 1 else part[0]
-
-    plain = tf.autograph.experimental.do_not_convert(own_part)
-    return dataset.map(plain, num_parallel_calls=1).prefetch(2)

@@ -19,7 +19,9 @@ from labkit.communicator import Communicator
 from labkit.datasets import Shapes
 from labkit.experiment import Experiment
 from labkit.experiment.batches import plan_of
+from labkit.experiment.data import labels_of
 from labkit.keras import part_of, shard
+from labkit.keras.whole_batch import say_on_first
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
 from labkit.worker.progress import Position
@@ -111,9 +113,14 @@ class Source:
             own, size = self.train, experiment.batch_size
 
             def anew() -> tf.data.Dataset:
-                return shard(_batched(own(), size, sample_rank), communicator, shares)
+                whole = _with_end(_batched(own(), size, sample_rank), experiment.steps, "dataset")
+                return shard(whole, communicator, shares)
 
-            return Feed(anew(), experiment.steps, validation, None, anew)
+            part = anew()
+            if experiment.steps is None and part.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+                text = "the dataset does not tell its number of batches: without steps=…, an epoch "
+                say_on_first(communicator, text + "lasts until it ends")
+            return Feed(part, experiment.steps, validation, None, anew)
         plan = plan_of(experiment, self.rows(communicator), shares, self.labels)
         train = _scattered if experiment.feed == "scatter" else _sharded
         rows = train(self.arrays, plan, communicator, experiment.epochs)
@@ -129,6 +136,7 @@ class Source:
         shares = experiment.capacities or (1.0,) * experiment.workers
         if callable(self.train):
             whole = _batched(self.train(), experiment.batch_size, sample_rank)
+            whole = _with_end(whole, experiment.steps, "dataset")
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
         assert self.arrays is not None  # for the type checker: nobody scatters to programs
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
@@ -163,6 +171,7 @@ class Source:
             return None
         if callable(self.validation):
             batches = _batched(self.validation(), experiment.batch_size, sample_rank)
+            batches = _with_end(batches, None, "validation")
         else:
             batches = tf.data.Dataset.from_tensor_slices(self.validation).batch(VALIDATION_BATCH)
         return shard(batches, communicator, _shares(experiment, communicator)).cache()
@@ -189,7 +198,8 @@ def read(experiment: Experiment, communicator: Communicator | None = None) -> So
         return Source((data.x_train, data.y_train), experiment.validation or held_out, shapes)
     if callable(experiment.dataset):
         return Source(experiment.dataset, experiment.validation, None)
-    return Source(experiment.dataset, experiment.validation, _shapes_of(experiment.dataset))
+    task = datasets.shapes_of(experiment.dataset, labels_of(experiment.validation))
+    return Source(experiment.dataset, experiment.validation, task)
 
 
 def global_batches(source: Source, plan: Plan, epochs: int) -> tf.data.Dataset:
@@ -251,17 +261,35 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
             "a data set of your own wants a model that starts with keras.Input(shape), "
             "to tell samples from batches"
         )
-    spec = keras.tree.flatten(dataset.element_spec)[0]
-    if spec.shape.rank == sample_rank:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidInput(
+            f"the callable of the data returned a {type(dataset).__name__}; it must return a "
+            "tf.data.Dataset, such as tf.data.Dataset.from_tensor_slices((x, y))"
+        )
+    kinds = keras.tree.flatten(dataset.element_spec)
+    if isinstance(dataset.element_spec, tuple):
+        labels = keras.tree.flatten(dataset.element_spec[1:])
+        if any(getattr(kind, "dtype", None) == tf.string for kind in labels):
+            raise InvalidInput("the dataset has texts as labels: map them to whole numbers from 0")
+    shape = kinds[0].shape
+    if shape.rank not in (sample_rank, sample_rank + 1):
+        raise InvalidInput(
+            f"elements of the data set have the shape {shape}, and the model takes samples of "
+            f"{sample_rank} dimensions: give samples, or batches of them, of known shape"
+        )
+    if shape.rank == sample_rank:
         return dataset.batch(batch_size)
-    return dataset if spec.shape[0] == batch_size else dataset.rebatch(batch_size)
+    return dataset if shape[0] == batch_size else dataset.rebatch(batch_size)
 
 
-def _shapes_of(arrays: tuple[np.ndarray, np.ndarray]) -> Shapes | None:
-    """The task that arrays pose, where a named model can stand to it."""
-    x, y = arrays
-    if not hasattr(x, "shape") or not hasattr(y, "shape"):
-        return None
-    if np.issubdtype(y.dtype, np.integer) and y.ndim == 1:
-        return Shapes(tuple(x.shape[1:]), int(y.max()) + 1, "classification")
-    return Shapes(tuple(x.shape[1:]), int(np.prod(y.shape[1:])), "regression")
+def _with_end(batches: tf.data.Dataset, steps: int | None, field: str) -> tf.data.Dataset:
+    """The same batches, unless a pass over them has no end, or no rows."""
+    count = batches.cardinality()
+    if count == 0:
+        raise InvalidInput(f"{field} has no rows: give data with one sample or more")
+    if steps is None and count == tf.data.INFINITE_CARDINALITY:
+        advice = (
+            "steps=…, or data without repeat()" if field == "dataset" else "it without repeat()"
+        )
+        raise InvalidInput(f"{field} has no end, and an epoch would have none: give {advice}")
+    return batches

@@ -31,6 +31,7 @@ from labkit.keras import (
     refuse_variables,
     without_replica_sum,
 )
+from labkit.keras.equal_batches import EqualBatches
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.meter import LayerRow
 from labkit.programs.event_log import Event
@@ -113,6 +114,10 @@ class TrainingSession:
         given = read, self.readers, self.communicator, sample_rank(self.model)
         self.feed: Feed = self._source.feed(*given)
 
+    def _checks(self) -> list[keras.callbacks.Callback]:
+        """What compares the batches of a callable; those of arrays follow from the seed."""
+        return [EqualBatches(self.readers)] if callable(self.experiment.dataset) else []
+
     def optimizer(self) -> keras.optimizers.Optimizer:
         """A new optimizer: the experiment's, or that of a model that came compiled."""
         if self.given is not None:
@@ -180,11 +185,13 @@ class TrainingSession:
         self.model.stop_training = False
         with self._keepers() as keepers:
             stop = StopTogether(self.communicator, self.progress.taken)
-            everyone = [*callbacks, *self.callbacks, self.progress, stop, *keepers]
+            everyone = [*callbacks, *self._checks(), *self.callbacks, self.progress, stop, *keepers]
             try:
                 self._fit_all(everyone)
             finally:
                 seam(self.model).clear()
+        if not self.progress.taken:
+            raise InvalidInput("dataset has no rows: give data with one sample or more")
 
     def _fit_all(self, everyone: list[keras.callbacks.Callback]) -> None:
         if self.progress.metrics:  # what they are is known to Keras after the first step
@@ -345,7 +352,8 @@ class TrainingSession:
             found = self.evaluate() if predict is None else self._evaluate_by(predict)
             return {f"val_{name}": value for name, value in found.items()}
 
-        given = self.model, self.feed, self.experiment.epochs, self.callbacks, self.progress
+        callbacks = [*self._checks(), *self.callbacks]
+        given = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
             self.progress.metrics = []  # an epoch's loss is that of its steps
             train(*given, keepers, step, validate, self.communicator)

@@ -1,0 +1,86 @@
+"""Read images of any mode as arrays of one shape: 8 or 16 bits, grey, colour, with a palette."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.common.errors import InvalidInput
+from labkit.common.optional import optional
+from labkit.datasets.dataset import Array
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+GREY = ("1", "L", "I", "F")
+DEEPEST = 2**16 - 1  # value of white in 16 bits
+
+Size = tuple[int, int]  # width, height
+
+
+def read_pictures(
+    path: Path, edge: int | None, size: Size | None = None
+) -> tuple[list[Array], Array]:
+    """The images in folders by class, as (rows, columns, channels), and their classes.
+
+    Args:
+        path: holds a folder a class.
+        edge: pixels of either edge; None: as the first image.
+        size: of images that were read before.
+
+    Raises:
+        InvalidInput: there are none, or one cannot be read.
+    """
+    files = sorted(
+        file
+        for file in path.glob("[!.]*/*")
+        if file.suffix.lower() in PICTURES and not file.name.startswith("._")  # macOS's notes
+    )
+    if not files:
+        raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
+    opener = optional("PIL.Image", "datasets")
+    images: list[Array] = []
+    for file in files:
+        try:
+            with opener.open(file) as image:
+                size = size or ((edge, edge) if edge else image.size)
+                images.append(pixels_of(image, size))
+        except (OSError, ValueError, SyntaxError, opener.DecompressionBombError) as error:
+            raise InvalidInput(f"{file} cannot be read: {error}; mend or remove it") from error
+    return images, np.array([file.parent.name for file in files])
+
+
+def pixels_of(image: Any, size: Size) -> Array:
+    """An image of PIL as (rows, columns, 1 or 3), black 0 and white 1.
+
+    Raises:
+        ValueError: the range of its pixels is not known.
+    """
+    width, height = size
+    if image.mode.startswith("I") or image.mode == "F":
+        if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
+            raise ValueError(f"mode {image.mode} has no white; save it with 8 or 16 bits")
+        # PIL cuts what is above 255 when it converts such an image to 8 bits.
+        grey = np.asarray(image).astype(np.float32) / np.float32(DEEPEST)
+        scaled = np.asarray(optional("PIL.Image", "datasets").fromarray(grey).resize(size))
+        return scaled.clip(0, 1).reshape(height, width, 1)
+    channels = 1 if image.mode in GREY else 3
+    plain = image.convert("L" if channels == 1 else "RGB").resize(size)
+    pixels: Array = np.asarray(plain, np.uint8).reshape(height, width, channels)
+    return pixels.astype(np.float32) / np.float32(255)
+
+
+def stack(*parts: Sequence[Array]) -> list[Array]:
+    """Each part as one array; grey images among coloured ones get three equal channels."""
+    channels = max(image.shape[-1] for part in parts for image in part)
+    return [
+        np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in part])
+        for part in parts
+    ]
+
+
+def size_of(images: Sequence[Array]) -> Size:
+    """Width and height of the first image."""
+    height, width = images[0].shape[:2]
+    return width, height

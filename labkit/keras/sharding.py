@@ -1,0 +1,181 @@
+"""Divide global batches among ranks: which rows of each batch a rank trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit.common.errors import InvalidInput
+from labkit.common.nearest import named_arguments
+from labkit.communicator import Communicator
+from labkit.exchange.hooks import Batch, Rows, rows_of
+from labkit.keras.equal_batches import ENDLESS, record_first
+
+Leaf: TypeAlias = "tf.Tensor | tf.SparseTensor | tf.RaggedTensor | None"
+Watch: TypeAlias = "Callable[[tf.Tensor, tuple[Batch, ...]], None]"
+
+
+@named_arguments()
+def shard(
+    dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
+) -> tf.data.Dataset:
+    """This rank's part of every global batch.
+
+    All ranks must read the same global batches: give `shuffle` a seed. `EqualBatches`, which
+    `callbacks` contains, compares the first of each epoch. A part may have no rows; every rank then
+    still takes the same number of steps.
+
+    Args:
+        dataset: batches of the global size; dense, sparse or ragged.
+        communicator: the ranks.
+        capacities: a rank's share of each batch, one number above 0 a rank; default: equal.
+
+    Raises:
+        InvalidInput: the dataset has no batches that can be divided, or an unseeded shuffle.
+    """
+    shares = capacities or [1.0] * communicator.size
+    if len(shares) != communicator.size or min(shares) <= 0:
+        raise InvalidInput(
+            f"capacities={list(shares)}: give {communicator.size} numbers above 0, one a rank"
+        )
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidInput(
+            f"shard takes a tf.data.Dataset of global batches, not a {type(dataset).__name__}: use "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(…), or .from_generator(…)"
+        )
+    _check_batches(dataset)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        ENDLESS.add(communicator)
+    if communicator.size == 1:
+        return part_of(dataset, communicator.rank, shares)
+    if any(_is_unseeded(source) for source in _sources(dataset)):
+        raise InvalidInput(
+            "the dataset shuffles or samples without a seed, so ranks would train rows twice or "
+            "never: give shuffle(…, seed=1), or list_files(…, seed=1), a seed before shard"
+        )
+    return part_of(dataset, communicator.rank, shares, record_first(communicator))
+
+
+def part_of(
+    dataset: tf.data.Dataset, number: int, shares: Sequence[float], watch: Watch | None = None
+) -> tf.data.Dataset:
+    """The part of every global batch that is due to one of those who share it.
+
+    Args:
+        dataset: batches of the global size.
+        number: position of the part among the shares.
+        shares: relative sizes of the parts.
+        watch: receives the number and the content of each global batch; traced.
+    """
+    # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
+    cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
+
+    def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
+        if isinstance(rows, int):  # as the boundary of parts of known size is known
+            return int(np.floor(rows * cumulative[rank] + 1e-9))
+        return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int32)
+
+    def cut(*batch: Batch) -> Batch:
+        rows = _equal_rows(batch)
+        first, last = end(rows, number), end(rows, number + 1)
+        part: tuple[Batch, ...] = keras.tree.map_structure(
+            lambda leaf: _slice(leaf, first, last), batch
+        )
+        return part if len(part) > 1 else part[0]
+
+    plain = tf.autograph.experimental.do_not_convert
+    if watch is None:
+        return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
+
+    def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
+        parts = batch if type(batch) is tuple else (batch,)  # as `map` unpacks elements
+        watch(index, parts)
+        return cut(*parts)
+
+    return dataset.enumerate().map(plain(watch_and_cut), num_parallel_calls=1).prefetch(2)
+
+
+def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
+    """Refuse a part whose size is not the one that the model is built for.
+
+    Raises:
+        InvalidInput: inputs or states have another number of rows than this rank's batches.
+    """
+    shapes = [leaf.shape for leaf in keras.tree.flatten(getattr(model, "inputs", None) or [])]
+    for layer in model._flatten_layers(include_self=False):
+        if getattr(layer, "stateful", False):
+            shapes += [state.shape for state in keras.tree.flatten(layer.states or [])]
+    sizes = {shape[0] for shape in shapes if len(shape) and shape[0] is not None}
+    if sizes and not (isinstance(rows, int) and sizes == {rows}):
+        part = f"{rows}" if isinstance(rows, int) else "no fixed number"
+        raise InvalidInput(
+            f"the model's batch is fixed to {min(sizes)} rows, and this rank's part has {part}: "
+            "give keras.Input(batch_shape=…) the rows of a part, and batch(…, drop_remainder=True)"
+        )
+
+
+def _check_batches(dataset: tf.data.Dataset) -> None:
+    """Refuse elements that have no rows to divide."""
+    specs = keras.tree.flatten(dataset.element_spec)
+    kinds = (
+        tf.TensorSpec,
+        tf.SparseTensorSpec,
+        tf.RaggedTensorSpec,
+        type(tf.type_spec_from_value(None)),
+    )
+    for spec in specs:
+        if not isinstance(spec, kinds):
+            raise InvalidInput(
+                f"shard divides batches of dense, sparse and ragged tensors, not a "
+                f"{type(spec).__name__.removesuffix('Spec')}: map the dataset to tensors"
+            )
+    shapes = [spec.shape for spec in specs if hasattr(spec, "shape")]
+    rows = {shape[0] for shape in shapes if shape.rank} - {None}
+    if any(shape.rank == 0 for shape in shapes) or len(rows) > 1:
+        raise InvalidInput(
+            f"shard divides batches, and elements of shapes {', '.join(map(str, shapes))} are no "
+            "batches of equal rows: call dataset.batch(…) before shard"
+        )
+
+
+def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
+    """Rows of a batch, the same in all its tensors; known where one of them knows."""
+    counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
+    known = [count for count in counts if isinstance(count, int)]
+    rows = known[0] if known else counts[0]
+    text = "shard divides batches, and the tensors of this one have different numbers of rows"
+    checks = [tf.debugging.assert_equal(count, rows, text) for count in counts if count is not rows]
+    if isinstance(rows, int):
+        return rows
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(rows)
+
+
+def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
+    if leaf is None:  # as in (x, None)
+        return None
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[first:last]
+    start = tf.concat([[first], tf.zeros(tf.rank(leaf) - 1, tf.int32)], axis=0)
+    size = tf.concat([[last - first], tf.cast(leaf.dense_shape[1:], tf.int32)], axis=0)
+    part = tf.sparse.slice(leaf, tf.cast(start, tf.int64), tf.cast(size, tf.int64))
+    rows = last - first if isinstance(first, int) and isinstance(last, int) else None
+    part.set_shape([rows, *leaf.shape[1:]])
+    return part
+
+
+def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """A dataset and those from which it reads."""
+    yield dataset
+    for source in dataset._inputs():
+        yield from _sources(source)
+
+
+def _is_unseeded(dataset: tf.data.Dataset) -> bool:
+    """Whether it draws numbers that differ between ranks: TensorFlow writes 0, 0 for no seed."""
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    return all(seed is not None and tf.get_static_value(seed) == 0 for seed in seeds)
