@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from numbers import Real
-from typing import Annotated, NamedTuple
-
-from pydantic import BeforeValidator, Field, ValidationInfo
+from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput, short
 
@@ -113,20 +111,3 @@ def _parsed(value: object, field: str, kind: _Kind) -> float:
 def _product(number: float, size: float) -> float:
     # By division, which rounds once: 50 / 1e6 is 5e-05, but 50 * 1e-6 is not.
     return number * size if size >= 1 else number / round(1 / size)
-
-
-def _field(parse: Callable[[object, str], float]) -> BeforeValidator:
-    """Texts by the parser; what is none has its rule in pydantic's words."""
-
-    def parsed(value: object, info: ValidationInfo) -> object:
-        text = isinstance(value, str | bool)
-        return parse(value, info.field_name or "value") if text else value
-
-    return BeforeValidator(parsed)
-
-
-# Fields of records that users fill in.
-Seconds = Annotated[float, _field(parse_seconds), Field(ge=0, allow_inf_nan=False)]
-PositiveSeconds = Annotated[float, _field(parse_seconds), Field(gt=0, allow_inf_nan=False)]
-Bytes = Annotated[int, _field(parse_bytes), Field(gt=0)]
-BytesPerSecond = Annotated[float, _field(parse_rate), Field(gt=0, allow_inf_nan=False)]

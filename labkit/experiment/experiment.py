@@ -21,7 +21,7 @@ from labkit.common.canonical_json import JSON, as_json, digest, label_of
 from labkit.common.data_partition import IID, concentration
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
-from labkit.common.quantities import PositiveSeconds, Seconds
+from labkit.common.quantity_fields import PositiveSeconds, Seconds
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.captured_state import refuse_lost_state

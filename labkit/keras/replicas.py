@@ -98,6 +98,9 @@ class Synchronize(keras.callbacks.Callback):
         """Give every rank the weights of rank 0, as soon as there are any."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
+            # Replicas are compared before the first batch makes the other weights.
+            broadcast(self.model.variables, self.communicator)
+            self._note()
             self.model.train_function = _FirstBatch(self)
         else:
             self.begin()
@@ -313,7 +316,7 @@ class GlobalMetrics(Hook):
         if isinstance(named.get("callbacks"), keras.callbacks.CallbackList):
             return inner(*given, **named)
         kept = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
-        with seam(self.model).without("metrics", "whole"):
+        with seam(self.model).without("metrics", "whole", "updates"):
             found = inner(*given, **named)
         for variable, value in kept:
             variable.assign(value)

@@ -132,7 +132,8 @@ class Sums:
         updates = [tf.convert_to_tensor(each) for each in self._updated]
         with tf.control_dependencies([*self.before(), *updates]):
             types = [each.dtype for each in like or values]
-            found: list[tf.Tensor] = tf.numpy_function(meet, values, types)
+            result = tf.numpy_function(meet, values, types)
+        found = [result] if tf.is_tensor(result) else list(result)  # eagerly, one comes bare
         self._last, self._updated = found[0], []
         return found
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from labkit.common.quantities import Seconds
+from labkit.common.quantity_fields import Seconds
 from labkit.common.validated import Checked
 from labkit.network.random_streams import drawn
 

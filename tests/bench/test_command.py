@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
 def test_an_unknown_case_names_those_that_there_are() -> None:
     done = bench("--cases", "gpt")
     assert done.exit_code == 2
-    assert "case 'gpt' is not known; allowed: mlp-1024" in done.output
+    assert "case='gpt' is not known; allowed: mlp-1024" in done.output
 
 
 def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

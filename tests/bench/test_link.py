@@ -78,7 +78,7 @@ def test_a_kernel_that_refuses_is_quoted_with_what_it_must_have(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("rate", ["fast", "100", "0Gb", "-1Gb", "1000", "1 Gb", ""])
+@pytest.mark.parametrize("rate", ["fast", "100", "0Gb", "-1Gb", "1000", "1 Gparsec", ""])
 def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
     with pytest.raises(InvalidInput, match="such as 100Mb or 1Gb"):
         measure([rate])

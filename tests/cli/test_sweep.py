@@ -81,7 +81,7 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
         (["number=1,2", "--random", 3], "more than the 2 combinations"),
         (["number=1,2", "--jobs", "many"], "--jobs many is impossible"),
         (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
-        (["number=1,2", "--limit", 0], "--limit 0 is impossible"),
+        (["number=1,2", "--limit", 0], "--limit='0' is impossible"),
         (["number=1,2", "-p", "number", 1], "both swept and fixed"),
         (["-f", "nothing.yaml"], "nothing.yaml cannot be read"),
         (["-f", "bad.yaml"], "bad.yaml is not YAML"),

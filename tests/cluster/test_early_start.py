@@ -17,10 +17,10 @@ from labkit.hosts.host_list import Host
 
 # Starts engines ahead, says so, and waits to be killed.
 STARTS = """
-from labkit.cluster import ahead
+from labkit.cluster import early_start
 from labkit.cluster.start import Start
 
-with ahead.started(Start(1)):
+with early_start.started(Start(1)):
     print(flush=True)
     input()
 """

@@ -15,9 +15,9 @@ from labkit.cluster import stack_probe
 ANSWERING = """
 import sys, time
 from pathlib import Path
-from labkit.cluster import where
+from labkit.cluster import stack_probe
 
-true, asked = where.place, []
+true, asked = stack_probe.place, []
 
 def place(frame):
     asked.append(frame)
@@ -25,8 +25,8 @@ def place(frame):
         raise IndexError("no such line")
     return true(frame)
 
-where.place = place
-where.answer(Path(sys.argv[1]))
+stack_probe.place = place
+stack_probe.answer(Path(sys.argv[1]))
 Path(sys.argv[1], "ready").touch()
 time.sleep(600)
 """

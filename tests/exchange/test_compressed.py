@@ -170,25 +170,19 @@ def test_what_is_not_finite_is_reported_with_layer_and_rank(cluster: Cluster) ->
         cluster.call(work, ranks=2)
 
 
-@pytest.mark.parametrize("name", ["Float16", "QSGD"])
-def test_what_a_compressor_makes_infinite_is_reported_with_the_layer(
-    cluster: Cluster, name: str
-) -> None:
-    def work(communicator: Any, name: str) -> None:
+def test_what_a_compressor_makes_infinite_is_reported_with_the_layer(cluster: Cluster) -> None:
+    def work(communicator: Any) -> None:
         import tensorflow as tf
 
         from labkit.exchange import Exchange
 
-        inner = {"name": name} | ({"levels": 127} if name == "QSGD" else {})
-        exchange = Exchange(
-            communicator, "mpi", compressor={"name": "ErrorFeedback", "inner": inner}
-        )
+        compressor = {"name": "ErrorFeedback", "inner": {"name": "Float16"}}
+        exchange = Exchange(communicator, "mpi", compressor=compressor)
         large = 1e30 if communicator.rank == 1 else 1.0
         exchange.mean([tf.ones(3), tf.constant([large, 1.0])], names=["front", "back"])
 
-    layer = "back" if name == "Float16" else "front"  # all elements share a norm
-    with pytest.raises(RankError, match=f"gradient of {layer} is finite, but ErrorFeedback"):
-        cluster.call(work, name, ranks=2)
+    with pytest.raises(RankError, match="gradient of back is finite, but ErrorFeedback"):
+        cluster.call(work, ranks=2)
 
 
 def test_an_overflow_under_loss_scaling_is_everyones_and_memory_does_not_keep_it(

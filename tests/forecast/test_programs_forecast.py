@@ -36,7 +36,7 @@ def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -
     """A model of four vectors, with two rows for each worker."""
     rows = 2 * workers * steps
     given = {"clock": "virtual", "compute": 0.1, "network": FAST, "precision": "float64", "seed": 0}
-    given |= {"dataset": (np.zeros((rows, 3)), np.zeros(rows)), "batch_size": 2 * workers}
+    given |= {"dataset": (np.zeros((rows, 3)), np.zeros((rows, 1))), "batch_size": 2 * workers}
     experiment = lk.Experiment(strategy=strategy, workers=workers, **given | fields)
     layers = tuple(
         LayerCost(name=f"{n}", kind="", weights=((SIZE,),), forward=0.25, backward=0.25, out=8)

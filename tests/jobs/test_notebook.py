@@ -85,7 +85,7 @@ def test_a_failing_cell_is_named_and_everything_before_it_is_kept(tmp_path: Path
     job = execute(NOTEBOOKS / "fails_in_its_second_cell.ipynb", {"value": 7}, tmp_path)
     # In [1] and In [2] are the parameters cell and the injected values, In [3] prints.
     assert job.state == "failed"
-    assert job.cause == "cell In [4]: ValueError: no use for 7"
+    assert job.cause == "cell In [4]: ValueError: no use for 7 and a second line"
     assert job.rank is None
     assert text(job) == "before\n"
     status = store.read_status(job.path)

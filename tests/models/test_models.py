@@ -65,7 +65,7 @@ def test_checking_imports_neither_tensorflow_nor_scikit_learn_nor_pooch() -> Non
     ("name", "options", "message"),
     [
         ("resnet", {}, "did you mean 'resnet"),
-        ("mlpp", {}, r"unknown model 'mlpp' \(did you mean 'mlp'\?\); allowed: cnn, convnext_base"),
+        ("mlpp", {}, r"unknown model 'mlpp' \(did you mean 'mlp'\?\)$"),
         ("mlp", {"width": [3]}, "did you mean 'widths'.*; allowed: widths, activation, dropout"),
         ("mlp", {"widths": [-1]}, r"widths=\[-1\] is impossible; allowed: units of each hidden"),
         ("mlp", {"widths": 128}, r"such as \[128, 64\]"),

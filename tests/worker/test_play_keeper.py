@@ -60,7 +60,7 @@ def resumed(folder: Path) -> None:
     VirtualKeeper(session, keeping, session.recorder).play(VirtualPlay(session, STRATEGY, stage))
 
 
-SPACE = b"clabkit.hosts.space\nSpace\n((dVname\nVa\nstR."  # a class that starts a process
+SPACE = b"clabkit.hosts.host_namespaces\nSpace\n((dVname\nVa\nstR."  # a class that starts a process
 STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
 
 

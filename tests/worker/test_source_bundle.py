@@ -11,12 +11,12 @@ from labkit.worker import source_bundle
 # Enters twice, as two calls do, and says where it is and what it imports from beside the caller.
 RANK = """\
 import os, sys
-from labkit.worker import luggage
+from labkit.worker import source_bundle
 
 folder, home = sys.argv[1:]
-seen, packed = os.access(folder, os.R_OK), luggage.pack(home)
+seen, packed = os.access(folder, os.R_OK), source_bundle.pack(home)
 for _ in range(2):
-    luggage.enter(folder, folder, packed)
+    source_bundle.enter(folder, folder, packed)
 import labkit, plain, nested.deep.er
 assert labkit is sys.modules["labkit"] and hasattr(labkit, "__version__")
 print(os.getcwd(), plain.__file__, plain.X, nested.deep.er.X)

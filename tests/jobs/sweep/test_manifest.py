@@ -146,8 +146,8 @@ def test_one_process_owns_a_sweep(plan: Plan) -> None:
     folder = folder_of(plan)
     manifest.update(folder, state="running")
     script = (
-        "import sys; from pathlib import Path; from labkit.jobs.sweep import roster\n"
-        "with roster.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from labkit.jobs.sweep import manifest\n"
+        "with manifest.owned(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(folder.resolve())],
