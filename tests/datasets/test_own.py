@@ -63,7 +63,7 @@ def test_a_table_has_numbers_standardised_and_texts_one_hot(kind: str) -> None:
     assert set(np.unique(found.x_train[:, 1:])) == {0.0, 1.0}
     years = datasets.load(name, label="age", task="regression")
     assert (years.task, years.y_train.shape) == ("regression", (80, 1))
-    with pytest.raises(InvalidInput, match="no column 'wage' .*it has: age, city, label"):
+    with pytest.raises(InvalidInput, match=r"no column 'wage' .*it has: age, city, label"):
         datasets.load(name, label="wage")
 
 
