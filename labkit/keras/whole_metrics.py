@@ -122,6 +122,11 @@ class WholeMetrics(_Updates):
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:
         sums = self.sums
+        # The result of a metric may be its variable itself.
+        logs = {
+            name: each.value if isinstance(each, keras.Variable) else each
+            for name, each in logs.items()
+        }
         numbers = {name: each for name, each in logs.items() if _is_number(each)}
         # Where these are the names of the metrics, Keras asks the metrics once more.
         if not (sums.within and numbers) or logs.keys() == self.model.get_metrics_result().keys():

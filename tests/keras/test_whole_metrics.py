@@ -242,3 +242,34 @@ def test_metrics_with_weights(cluster: Cluster, options: dict[str, Any]) -> None
         return seen(communicator, "classes", no_metrics, lambda: own_metrics()[:9], **options)
 
     same(cluster.call(work, ranks=2), 9)
+
+
+def test_a_metric_may_return_its_variable(cluster: Cluster) -> None:
+    def work(communicator: Any) -> list[float]:
+        import keras
+        import tensorflow as tf
+
+        from labkit import keras as lkk
+        from labkit.worker.session import restore
+
+        class Total(keras.metrics.Metric):
+            def __init__(self) -> None:
+                super().__init__(name="total")
+                self.state = self.add_weight(name="state", initializer="zeros")
+
+            def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+                self.state.assign_add(tf.reduce_sum(tf.cast(y, self.state.dtype)))
+
+            def result(self) -> Any:
+                return self.state
+
+        restore()
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = lkk.DistributedOptimizer(keras.optimizers.SGD(0.0), communicator)
+        model.compile(optimizer, "mse", metrics=[Total()])
+        y = np.arange(10.0)[:, None]
+        rows = lkk.shard(tf.data.Dataset.from_tensor_slices((y, y)).batch(4), communicator)
+        fitted = model.fit(rows, epochs=2, verbose=0, callbacks=lkk.callbacks(communicator))
+        return [float(value) for value in fitted.history["total"]]
+
+    assert cluster.call(work, ranks=2) == [[45.0, 45.0]] * 2
