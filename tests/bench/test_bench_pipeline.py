@@ -20,5 +20,5 @@ def test_a_row_holds_the_speed_up_and_what_it_can_be_at_most() -> None:
 
 
 def test_unknown_schedules_are_refused_before_engines_start() -> None:
-    with pytest.raises(InvalidInput, match=r"schedule 'gpip' is not known here; allowed: layerw"):
+    with pytest.raises(InvalidInput, match=r"schedule='gpip' is not known .*allowed: layerw"):
         measure(2, ["gpip"])
