@@ -73,8 +73,13 @@ def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
     return Shapes(tuple(x.shape[1:]), int(np.prod(y.shape[1:])), "regression")
 
 
-def check_task(data: tuple[Any, Any], y_validation: Any = None) -> None:
+def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None = None) -> None:
     """Refuse arrays from which the task of a named model would be a guess.
+
+    Args:
+        data: x and y.
+        y_validation: labels of validation arrays.
+        loss: of the model, if one is named: it says whether decimals are amounts.
 
     Raises:
         InvalidInput: features are texts; labels may mean classes or amounts, or count from below 0.
@@ -84,7 +89,8 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None) -> None:
         return
     check_values("x", x)
     if y.dtype.kind == "f":
-        _check_amounts(y)
+        if loss is None:
+            _check_amounts(y)
     elif y.ndim > 1:
         raise InvalidInput(
             f"y has whole numbers of shape {y.shape}: give one class a row, such as y.ravel() or "
@@ -109,8 +115,8 @@ def are_whole(y: Array) -> bool:
 def _check_amounts(y: Array) -> None:
     if y.ndim == 1 and are_whole(y):
         raise InvalidInput(
-            "y has few whole numbers as decimals: give y.astype(int) for classes, or "
-            "y.reshape(-1, 1) for a regression"
+            "y has few whole numbers as decimals, which may be classes or amounts: give "
+            "y.astype(int) for classes, or y.reshape(-1, 1) for a regression"
         )
     if y.ndim == 2 and y.shape[1] > 1 and (y.max(axis=1) == 1).all() and (y.sum(axis=1) == 1).all():
         raise InvalidInput("y is one-hot: give one class a row, y.argmax(axis=1)")

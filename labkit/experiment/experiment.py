@@ -242,7 +242,7 @@ class Experiment(Checked):
                 "shapes; give a callable that returns a keras.Model"
             )
         if isinstance(self.dataset, tuple):
-            datasets.check_task(self.dataset, labels_of(self.validation))
+            datasets.check_task(self.dataset, labels_of(self.validation), self.loss)
         loss = (self.loss or "").lower().replace("_", "")
         if shapes.task == "regression" and loss.startswith("sparse"):
             raise InvalidInput(

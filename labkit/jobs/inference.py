@@ -93,6 +93,8 @@ def _infer_call(function: ast.expr, arguments: list[ast.expr], known: Mapping[st
         return "str"
     if owner == "time" and name not in _RETURNS:  # `time.time()`, of the module
         return "float"
+    if name == "replace" and isinstance(function, ast.Attribute):
+        return infer(function.value, known)  # of a text, a date, a time
     if name in _TYPES or name in _RETURNS:
         return _RETURNS.get(name, name)
     if name in ("abs", "max", "min") and arguments:

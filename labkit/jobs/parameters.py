@@ -60,13 +60,8 @@ class Parameter:
     @property
     def type(self) -> TypeAdapter[JSON]:
         """What checks and converts values; a type that cannot be read raises InvalidInput."""
-        if self.annotation == UNTYPED:
-            raise InvalidInput(
-                f"the parameters cell computes `{self.declaration}`, and only a kernel knows its "
-                f"type; annotate it, as in `{self.name}: float = …`"
-            )
         try:
-            return TypeAdapter(annotation_types.read(self.annotation), config=_CONFIG)
+            return TypeAdapter(annotation_types.read(self.annotation or "Any"), config=_CONFIG)
         except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
@@ -83,7 +78,17 @@ class Parameter:
         both = [(value, True), (value, False)]
         readings = _readings(value) if isinstance(value, str) else both
         kind = self.type
-        if self.annotation == "Any" and isinstance(value, str) and _NOT_FINITE.fullmatch(value):
+        if self.annotation == UNTYPED and isinstance(readings[0][0], str):
+            raise InvalidInput(
+                f"labkit cannot tell the type of {self.name} from `{self.declaration}`, so that "
+                f"{value!r} may be a text or another value: annotate it, as in "
+                f"`{self.name}: str = …`"
+            )
+        if (
+            self.annotation in ("Any", UNTYPED)
+            and isinstance(value, str)
+            and _NOT_FINITE.fullmatch(value)
+        ):
             raise InvalidInput(
                 f"{self.name} = {value!r} may be a number or a text: annotate `{self.declaration}`,"
                 f" as in `{self.name}: float | None = …`"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -17,10 +17,34 @@ from labkit.keras.whole_batch import say_on_first
 
 # Of one batch: for each component a list of (projection, norm), one pair a tensor.
 Signature = list[list[tuple[float, float]]]
+KEPT = 16  # signatures, the newest
 TOLERANCE = 1e-4  # of the norm: hosts with other processors round otherwise
 
 ENDLESS: WeakSet[Communicator] = WeakSet()  # whose ranks divide a dataset that has no end
-_FIRST: WeakKeyDictionary[Communicator, deque[Signature]] = WeakKeyDictionary()
+
+
+class _Passes:
+    """First batches of the datasets that a rank divides, by dataset and pass over it."""
+
+    def __init__(self) -> None:
+        self.datasets = 0
+        self._counts: Counter[int] = Counter()
+        self.signatures: dict[tuple[int, int], Signature] = {}
+
+    def begin(self) -> None:
+        """Count passes from here: what was read before is no part of the training."""
+        self._counts.clear()
+        self.signatures.clear()
+
+    def record(self, dataset: int, signature: Signature) -> None:
+        """Note the first batch of the next pass over a dataset."""
+        self._counts[dataset] += 1
+        self.signatures[dataset, self._counts[dataset]] = signature
+        if len(self.signatures) > KEPT:
+            del self.signatures[next(iter(self.signatures))]
+
+
+_PASSES: WeakKeyDictionary[Communicator, _Passes] = WeakKeyDictionary()
 
 
 class EqualBatches(keras.callbacks.Callback):
@@ -40,14 +64,14 @@ class EqualBatches(keras.callbacks.Callback):
         self._batches, self._is_reported = 0, False
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Tell of an epoch that may never end."""
+        """Count passes from the start of training; tell of an epoch that may never end."""
+        _passes(self.communicator).begin()
         if self.communicator in ENDLESS and self.params.get("steps") is None:
-            text = "a dataset given to shard has no end: an epoch ends with steps_per_epoch=… alone"
+            text = "a dataset given to shard repeats for ever: give fit steps_per_epoch=…"
             say_on_first(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Forget batches that were read before training."""
-        _first_batches(self.communicator).clear()
+        """Compare in this epoch, too."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -62,38 +86,44 @@ class EqualBatches(keras.callbacks.Callback):
         self._compare()
 
     def _compare(self) -> None:
-        first = _first_batches(self.communicator)
-        signatures = sorted(first)
-        first.clear()
         if self.communicator.size == 1:
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
                 exchange.service.settle()  # one thread at a time
-        gathered = self.communicator.allgather(signatures, "the comparison of batches")
-        # Ranks that read from a cache have none.
-        ranks = [rank for rank, others in enumerate(gathered) if others]
-        for rank in ranks[1:]:
-            pairs = list(zip(gathered[ranks[0]], gathered[rank], strict=False))
-            if any(_differ(one[-1], other[-1]) for one, other in pairs):
-                seam(self.model).clear()
-                raise InvalidInput(
-                    f"rank {rank} reads other global batches than rank {ranks[0]}, so rows are "
-                    "trained twice or never: give shuffle(…, seed=1) and generators a seed, and "
-                    "all ranks the same files"
-                )
-            if not self._is_reported and any(_differ(one[0], other[0]) for one, other in pairs):
-                self._is_reported = True
-                text = "ranks read batches of equal labels and different features: seed random "
-                say_on_first(self.communicator, text + "maps, or place them behind shard")
+        own = dict(_passes(self.communicator).signatures)
+        first, *others = self.communicator.allgather(own, "the comparison of batches")
+        for rank, signatures in enumerate(others, start=1):
+            # A rank may have read ahead, or read from a cache: only common passes are compared.
+            for key in sorted(first.keys() & signatures.keys()):
+                self._compare_batch(rank, first[key], signatures[key])
+
+    def _compare_batch(self, rank: int, one: Signature, other: Signature) -> None:
+        labels = slice(1 if len(one) > 1 else 0, None)
+        if any(map(_differ, one[labels], other[labels])):
+            seam(self.model).clear()
+            raise InvalidInput(
+                f"ranks 0 and {rank} read different batches, so rows would be trained twice or "
+                "never. Usual causes: shuffle without a seed, other files, labels drawn at random "
+                "before shard, or one rank that iterated over the dataset. Give all ranks the "
+                "same batches, or compare=False to callbacks"
+            )
+        if not self._is_reported and _differ(one[0], other[0]):
+            self._is_reported = True
+            text = "ranks read the same labels with different features: if that is random "
+            say_on_first(self.communicator, text + "augmentation, seed it or map it after shard")
 
 
 def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Batch]], None]:
     """What notes the first batch of every pass over a dataset, for `EqualBatches`; traced."""
 
+    passes = _passes(communicator)
+    passes.datasets += 1
+    number = passes.datasets
+
     def note(*sums: np.ndarray) -> np.int32:
-        pairs = [[(float(a), float(b)) for a, b in component] for component in sums]
-        _first_batches(communicator).append(pairs)
+        signature = [[(float(a), float(b)) for a, b in component] for component in sums]
+        passes.record(number, signature)
         return np.int32(0)
 
     def watch(index: tf.Tensor, batch: Sequence[Batch]) -> None:
@@ -108,8 +138,8 @@ def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Ba
     return watch
 
 
-def _first_batches(communicator: Communicator) -> deque[Signature]:
-    return _FIRST.setdefault(communicator, deque(maxlen=16))
+def _passes(communicator: Communicator) -> _Passes:
+    return _PASSES.setdefault(communicator, _Passes())
 
 
 def _project(leaf: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from weakref import WeakKeyDictionary, ref
 
@@ -13,6 +14,7 @@ from labkit.exchange.hooks import seam
 from labkit.keras.optimizer import distributed_optimizers
 
 _RESERVES: WeakKeyDictionary[Communicator, Reserve] = WeakKeyDictionary()
+_FIT = inspect.unwrap(keras.Model.fit).__code__  # not that of a class which overrides it
 _FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()  # under way
 
 
@@ -31,14 +33,14 @@ def begin_fit(model: keras.Model, communicator: Communicator) -> None:
     """
     fitted = _FITTED.get(communicator)
     own = fitted is not None and fitted() is model
-    if not _is_inside(communicator, own):
+    if not is_inside_fit(communicator, own):
         _meet(model, communicator)
         _FITTED[communicator] = ref(model)
 
 
 def begin_evaluation(model: keras.Model, communicator: Communicator) -> None:
     """Likewise."""
-    if not _is_inside(communicator):
+    if not is_inside_fit(communicator):
         _meet(model, communicator)
 
 
@@ -71,12 +73,12 @@ def _meet(model: keras.Model, communicator: Communicator) -> None:
         model.make_train_function()
 
 
-def _is_inside(communicator: Communicator, own: bool = False) -> bool:
+def is_inside_fit(communicator: Communicator, own: bool = False) -> bool:
     """Whether a fit of these ranks is on the stack, besides the one that begins."""
     fitted = _FITTED.get(communicator)
     model = None if fitted is None else fitted()
     count, frame = 0, sys._getframe()
     while model is not None and (outer := frame.f_back) is not None:
         frame = outer
-        count += frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model
+        count += frame.f_code is _FIT and frame.f_locals.get("self") is model
     return count > own

@@ -162,8 +162,19 @@ def beyond_configuration(saveable: Saveable) -> dict[str, Any]:
     }
 
 
-def _same(value: Any, other: Any) -> bool:
-    """Whether two attributes have one value; nothing is the same as an empty set or list."""
+def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """Whether two attributes have one value; nothing is the same as an empty set or list.
+
+    Args:
+        value, other: the attributes.
+        known: identities of the pairs that hold these, which are being compared.
+    """
+    pair = id(value), id(other)
+    if pair in known:
+        return True
+    known |= {pair}
+    if isinstance(value, keras.Layer):  # a model of its own, whose weights no configuration has
+        return value is other
     if value is other or (other is None and isinstance(value, set | dict | list) and not value):
         return True
     if type(value) is not type(other):
@@ -171,16 +182,22 @@ def _same(value: Any, other: Any) -> bool:
     if isinstance(value, keras.Variable | tf.Variable | np.ndarray | tf.Tensor):
         return np.array_equal(np.asarray(value), np.asarray(other))
     if isinstance(value, Mapping):
-        return value.keys() == other.keys() and all(_same(v, other[k]) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return len(value) == len(other) and all(map(_same, value, other))
-    if isinstance(value, FunctionType):
-        return value.__code__ == other.__code__ and _same(
-            *([cell.cell_contents for cell in each.__closure__ or ()] for each in (value, other))
+        return value.keys() == other.keys() and all(
+            _same(v, other[k], known) for k, v in value.items()
         )
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(
+            _same(one, two, known) for one, two in zip(value, other, strict=True)
+        )
+    if isinstance(value, FunctionType):
+        held, others = (
+            [cell.cell_contents for cell in function.__closure__ or ()]
+            for function in (value, other)
+        )
+        return value.__code__ == other.__code__ and _same(held, others, known)
     equal = bool(value == other)
     if not equal and hasattr(value, "__dict__"):  # objects compare by identity
-        return _same(vars(value), vars(other))
+        return _same(vars(value), vars(other), known)
     return equal
 
 

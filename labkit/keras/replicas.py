@@ -21,7 +21,7 @@ from labkit.keras.equivalence_exceptions import (
     why_words_differ,
 )
 from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
-from labkit.keras.failed_fits import begin_fit, end_fit
+from labkit.keras.failed_fits import begin_fit, end_fit, is_inside_fit
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
 from labkit.keras.sharding import check_fixed_batch
@@ -37,11 +37,12 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
 
     Args:
         communicator: the ranks.
-        compare: look for such changes at the start and after each epoch, by a checksum; where
-            replicas differ otherwise, training ends with an error.
+        compare: look for such changes at the start and after each epoch, by a checksum, and for
+            ranks that read other batches; where replicas differ otherwise, training ends with an
+            error.
     """
     synchronize = Synchronize(communicator, names=True, compare=compare)
-    return [synchronize, EqualBatches(communicator)]
+    return [synchronize, EqualBatches(communicator)] if compare else [synchronize]
 
 
 class Synchronize(keras.callbacks.Callback):
@@ -301,11 +302,11 @@ class GlobalMetrics(Hook):
         """Of the states of all ranks; within the graph of a step, of this rank."""
         if tf.inside_function():
             return inner()
+        for optimizer in distributed_optimizers(self.model):
+            optimizer.exchange.service.settle()  # one thread at a time
         stops = ", as a callback has set stop_training" if self.model.stop_training else ""
         self.communicator.patience.enter("the end of an epoch's steps", told=stops)
         self.communicator.patience.gather_here()
-        for optimizer in distributed_optimizers(self.model):
-            optimizer.exchange.service.settle()  # one thread at a time
         return global_metrics(self.model, self.communicator, inner)
 
     def evaluate(self, inner: Callable[..., Logs], rows: Rows, *given: Any, **named: Any) -> Logs:
@@ -326,7 +327,10 @@ class GlobalMetrics(Hook):
         self, inner: Callable[..., keras.callbacks.History], rows: Rows, *given: Any, **named: Any
     ) -> keras.callbacks.History:
         """Gradients meet in it, too: one rank alone would wait for the others."""
-        self.communicator.meet("model.fit inside a callback, which every rank must call")
+        if is_inside_fit(self.communicator):
+            self.communicator.meet("model.fit inside a callback, which every rank must call")
+        else:  # the fit that this hook belongs to has failed
+            seam(self.model).clear()
         return inner(*given, **named)
 
 

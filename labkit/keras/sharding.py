@@ -103,9 +103,9 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
     """Refuse a part whose size is not the one that the model is built for.
 
     Raises:
-        InvalidInput: inputs or states have another number of rows than this rank's batches.
+        InvalidInput: states have another number of rows than this rank's batches.
     """
-    shapes = [leaf.shape for leaf in keras.tree.flatten(getattr(model, "inputs", None) or [])]
+    shapes = []  # of states: plain Keras takes other batches where a model has none
     for layer in model._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False):
             shapes += [state.shape for state in keras.tree.flatten(layer.states or [])]
@@ -113,8 +113,9 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
     if sizes and not (isinstance(rows, int) and sizes == {rows}):
         part = f"{rows}" if isinstance(rows, int) else "no fixed number"
         raise InvalidInput(
-            f"the model's batch is fixed to {min(sizes)} rows, and this rank's part has {part}: "
-            "give keras.Input(batch_shape=…) the rows of a part, and batch(…, drop_remainder=True)"
+            f"a stateful layer takes batches of exactly {min(sizes)} rows, and this rank's part "
+            f"has {part}: give keras.Input(batch_shape=…) the rows of a part, and batch(…, "
+            "drop_remainder=True)"
         )
 
 

@@ -67,6 +67,10 @@ CASES: list[tuple[str, Any, Any]] = [
     ('x = b"a"', "b", REFUSED),
     ("x = Mode.A", "B", REFUSED),
     ("x = np.zeros(3)", "1,2", REFUSED),
+    ('x = cfg["lr"]', "0.5", 0.5),
+    ("x = np.random.randint(100)", "7", 7),
+    ("x = MODELS[0]", "mlp", REFUSED),
+    ("x = date.today().replace(day=1)", "2024-02-29", DAY),
     ("x: Any = np.zeros(3)", "1,2", "1,2"),
     ("x: Mode = Mode.A", "B", REFUSED),
     ("x = 1 / 3", "2", 2.0),
@@ -112,7 +116,9 @@ def one(source: str) -> Parameter:
 def test_a_value_arrives_as_it_is_declared(declaration: str, given: Any, meant: Any) -> None:
     parameter = one(declaration)
     if meant is REFUSED:
-        with pytest.raises(InvalidInput, match=r"^(x = |the parameters cell )"):
+        with pytest.raises(
+            InvalidInput, match=r"^(x = |the parameters cell |labkit cannot tell the type of x )"
+        ):
             parameter.convert(given)
         return
     record = parameter.convert(given)

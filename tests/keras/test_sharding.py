@@ -177,8 +177,8 @@ ALIKE: dict[str, tuple[Make, Callable[[int], Any], Make | None, dict[str, int]]]
 NO_BATCHES = "no batches of equal rows: call dataset.batch"
 TAKES = "shard takes a tf.data.Dataset of global batches, not a"
 UNSEEDED = "shuffles or samples without a seed"
-OTHERS = "reads other global batches than rank 0"
-FIXED = "batch is fixed to 12 rows, and this rank's part has"
+OTHERS = "read different batches"
+FIXED = "batches of exactly 12 rows, and this rank's part has"
 REFUSED: dict[str, tuple[Make, Callable[[int], Any], str]] = {
     "PyDataset": (dense, sequence, f"{TAKES} Sequence"),
     "arrays": (dense, lambda _: (X, Y), f"{TAKES} tuple"),
@@ -294,5 +294,5 @@ def test_what_cannot_be_cut_is_refused_on_every_rank(cluster: Cluster, name: str
 
 def test_random_augmentation_before_shard_is_said(cluster: Cluster) -> None:
     first, other = cluster.call(said_of_augmentation, ranks=2)
-    assert "equal labels and different features" in first
+    assert "same labels with different features" in first
     assert not other

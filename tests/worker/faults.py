@@ -568,13 +568,13 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "the learning rate is scaled twice",
-        "keras.optimizer:copy_of",
+        "keras.optimizer:view_of",
         with_option("learning_rate", lambda rate: 2 * rate),
         at="step 0: optimizer of",
     ),
     Fault(
         "one rank's momentum is forgotten",
-        "keras.optimizer:copy_of",
+        "keras.optimizer:view_of",
         on_rank(1, with_option("momentum", lambda momentum: 0.0)),
         at="step 1: optimizer of mlp/dense_2/bias on rank 1",
     ),
@@ -586,7 +586,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "the momentum is forgotten",
-        "keras.optimizer:copy_of",
+        "keras.optimizer:view_of",
         with_option("momentum", lambda momentum: 0.0),
         at="step 1: optimizer of",
     ),
