@@ -194,7 +194,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-from test_resumed import {asked}
+from test_resume import {asked}
 import labkit as lk
 with lk.Cluster(workers=2, name="resumed") as cluster:
     Path({ranks!r}).write_text(" ".join(map(str, cluster.view.apply_sync(os.getpid))))
