@@ -364,7 +364,7 @@ ON_RANKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no rows": ({"dataset": labels_alone}, "the model takes samples of 1 dimensions"),
     "another order on each rank": (
         {"dataset": drawn_on_each_rank, "gate": False},
-        "reads other global batches",
+        "read different batches",
     ),
     "fixed batch": ({"dataset": slices, "model": fixed}, None),
     "unseeded shuffle, seeded by the run": (
