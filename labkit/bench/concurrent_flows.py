@@ -25,7 +25,7 @@ from labkit.network import Network, drained
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-# Bytes of both flows, and the delay of the second, as a share of the time of the first alone.
+# Bytes of both flows, and the delay of the second as a share of the undisturbed first's time.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
 # Bytes of each connection in flight at most: several times the capacity of the link, and few
 # beside a message.

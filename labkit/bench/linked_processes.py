@@ -64,7 +64,7 @@ class Ranks:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close stdin and wait; kill only then, because the ranks of a killed mpiexec outlive it."""
+    """Close stdin, wait, then kill: the ranks of a killed mpiexec would outlive it."""
     assert process.stdin is not None  # for the type checker: a pipe was asked for
     with suppress(BrokenPipeError):
         process.stdin.close()

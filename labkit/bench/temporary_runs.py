@@ -20,7 +20,7 @@ def temporary_runs() -> Iterator[Path]:
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUMES)
     before = {name: os.environ[name] for name in ours if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
-        # LABKIT_JOB stays set within a job: it tells a process that nobody watches.
+        # LABKIT_JOB stays set within a job: it tells a process that no terminal shows its output.
         os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
         os.environ.pop(RESUMES, None)
         try:

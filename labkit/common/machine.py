@@ -26,7 +26,7 @@ def without_loopback() -> str:
     try:
         with socket.socket(socket.AF_INET) as tried:
             tried.bind(("127.0.0.1", 0))
-    except OSError as error:  # a machine of IPv6 alone, or a namespace whose lo is down
+    except OSError as error:  # a machine without IPv4, or a namespace whose lo is down
         return (
             f"this machine has no 127.0.0.1 ({error.strerror}), where ranks and kernels meet, also "
             "on a machine of IPv6 alone"

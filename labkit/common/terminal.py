@@ -45,7 +45,7 @@ def _encoding(name: str) -> str:
 
 
 def restart_in_utf8() -> None:
-    """Begin this command anew where Python takes text for ASCII: it names files and rows as is."""
+    """Restart this command in UTF-8 where the locale makes Python encode text as ASCII."""
     if (variables := utf8_variables()) and not sys.flags.ignore_environment:
         os.execve(sys.executable, sys.orig_argv, os.environ | variables)
 

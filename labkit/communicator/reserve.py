@@ -30,7 +30,7 @@ class Reserve:
     def meet(
         self, place: str, failure: str = "", settle: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait for all ranks; if a call has failed on one, make the communicator anew (collective).
+        """Wait for all ranks; restart the communicator if a call has failed on one (collective).
 
         Args:
             place: which all come to.

@@ -26,7 +26,7 @@ def from_bits(numbers: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The 2-norm of each row (k, n); of finite elements finite, and 0 of zeros alone.
+    """Return the 2-norm of each row (k, n): finite for finite elements, 0 for zeros only.
 
     A norm above the greatest float is that float.
     """

@@ -89,7 +89,7 @@ def _check_texts(name: str, column: pd.Series) -> None:
     import pandas as pd
 
     texts = column.dropna().astype(str)
-    # Decimal commas and points are told apart by nobody but the user.
+    # Only the user knows whether a comma separates decimals or thousands.
     numbers = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
     if len(texts) and numbers.mean() >= 0.5:
         odd = texts[~numbers] if not numbers.all() else texts

@@ -190,7 +190,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator was made anew since this was laid out: `reset` it."""
+        """Whether the communicator has restarted since the layout: then call `reset`."""
         return self._restarts != self.communicator.restarts
 
     @property

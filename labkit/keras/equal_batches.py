@@ -116,7 +116,6 @@ class EqualBatches(keras.callbacks.Callback):
 
 def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Batch]], None]:
     """What notes the first batch of every pass over a dataset, for `EqualBatches`; traced."""
-
     passes = _passes(communicator)
     passes.datasets += 1
     number = passes.datasets

@@ -151,6 +151,9 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Leave the model as it was, so that one rank alone may evaluate."""
+        if is_inside_fit(self.communicator, own=True):  # the outer fit goes on with these hooks
+            self._note()
+            return
         end_fit(self.model, self.communicator)
         seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
         self._note()

@@ -105,6 +105,10 @@ CASES = {
     ),
     "evaluate and predict": Case(lambda m, _: Evaluates(within=False)),
     "evaluate within an epoch": Case(lambda m, _: Evaluates(within=True)),
+    "units in another order": Case(
+        lambda m, _: Lambda(on_epoch_end=lambda e, _: reverse(m)),
+        (1,),
+    ),
     "the same on all": Case(
         lambda m, _: Lambda(on_epoch_end=lambda e, _: set_rate(m, 0.2)), (0, 1)
     ),
@@ -124,6 +128,12 @@ CASES = {
         "rank 0 alone has changed which layers are trainable at the start of training",
     ),
 }
+
+
+def reverse(model: Any) -> None:
+    """Leave the values of a layer's weights, and change their places."""
+    kernel = model.layers[0].kernel
+    kernel.assign(kernel.numpy()[:, ::-1])
 
 
 def rows(count: int) -> tuple[np.ndarray, np.ndarray]:

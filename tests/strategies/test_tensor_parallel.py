@@ -31,6 +31,21 @@ def mlp() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), *layers, Dense(10)])
 
 
+def low_rank() -> Any:
+    """A model of which one layer, which stays whole, has low-rank weights."""
+    model = mlp()
+    model.layers[1].enable_lora(2)
+    return model
+
+
+def low_rank_only() -> Any:
+    model = mlp()
+    for layer in model.layers:
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2)
+    return model
+
+
 def lone() -> Any:
     """Softmax at the end and normalisation between: nothing makes a pair."""
     import keras
@@ -181,6 +196,7 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
                 (mlp, {"workers": 4, "strategy": TensorParallel(slices=2), "batch_size": 31}),
                 (mlp, {"workers": 3, "strategy": TensorParallel(algorithm="ring")}),
                 (lone, {"workers": 3, **SOFTMAX}),
+                (low_rank, {}),
                 (skips, {"workers": 4}),
                 (words, {"workers": 4}),
                 (images, {"workers": 4, "strategy": TensorParallel(slices=2)}),
@@ -312,12 +328,15 @@ def test_the_record_has_the_traffic_of_every_layer(cluster: Cluster) -> None:
     assert set(whole["why"]) == {"LayerNormalization has no slices"}
 
 
-def test_what_cannot_be_cut_is_said(cluster: Cluster) -> None:
-    experiment = Experiment(**SMALL | {"model": narrow})
-    sentence = (
-        r"no layer can be cut into 2 slices \(dense\S*: units=1 for 2 slices; dense\S*: "
-        r"a regularizer .*\); give slices=1"
-    )
+UNITS = r"dense\S*: units=1 for 2 slices; dense\S*: a regularizer .*"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(narrow, UNITS), (low_rank_only, r".*it has low-rank weights .*")]
+)
+def test_what_cannot_be_cut_is_said(cluster: Cluster, model: Any, why: str) -> None:
+    experiment = Experiment(**SMALL | {"model": model})
+    sentence = rf"no layer can be cut into 2 slices \({why}\); give slices=1"
     with pytest.raises(Exception, match=sentence):
         cluster.call(first_step, experiment, ranks=2)
 

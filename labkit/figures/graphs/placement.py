@@ -27,7 +27,7 @@ NONE = (
 
 
 def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row a size: seconds on host and device, alone and with copies.
+    """Return a row a size: seconds on host and device, with and without copies.
 
     Args:
         rows: of `labkit.worker.devices.Examined.speeds`.

@@ -76,7 +76,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         absent = [pair for pair in pairs if pair not in present]
         # An absent value names the row if all its other values are usual.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
-        # A usual word stands before a single rare one, which says little alone.
+        # A single rare word follows a usual one, because it says little by itself.
         few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
         names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
     return names
