@@ -1,7 +1,7 @@
-"""labkit: an experiment lab for distributed deep learning that lives in Jupyter.
+"""labkit: an experiment lab for distributed deep learning in Jupyter notebooks.
 
-The public names stand in `__init__.pyi`; each is imported when it is first used, so that a command
-such as `labkit ls` does not wait for what it does not need.
+The file `__init__.pyi` lists the public names. Python imports each name at its first use, so that
+commands such as `labkit ls` start without TensorFlow.
 """
 
 import copyreg
@@ -11,10 +11,20 @@ import sys
 import lazy_loader
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-# A user's function that names labkit travels to the ranks, where it finds the same module. Pickle
-# would do so by itself were it a plain one; lazy_loader gives it a class of its own.
+
+def __getattr__(name: str) -> object:
+    try:
+        return _load(name)
+    except AttributeError:
+        from labkit.common.renamed import missing_attribute
+
+        raise missing_attribute(__name__, name, __all__) from None
+
+
+# Functions that are pickled to the ranks may refer to this module. Pickle cannot serialize the
+# module subclass that lazy_loader creates, so this reducer imports labkit by its name.
 copyreg.pickle(
     type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,))
 )

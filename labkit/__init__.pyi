@@ -20,37 +20,37 @@ from .compression import (
     OneBit,
     PowerSGD,
     RandomK,
-    SignMajority,
+    SignSGD,
     TernGrad,
     Threshold,
     TopK,
 )
-from .experiment import Experiment
-from .figures import compare, reading, table
+from .experiment import Experiment, VirtualClock
+from .figures import compare, summarize, table
 from .hosts import testbed
-from .jobs.form import form
+from .jobs.form import parameter_form
 from .jobs.log import log
 from .network import ComputeTime, Fault, Network, Slowdown
 from .records import export as export
 from .records.checkpoints import Checkpoint
-from .records.run import Run, frame, load_runs
+from .records.run import Run, load_runs, to_dataframe
 from .report import report
 from .strategies import (
     AllReduce,
     AsynchronousDiLoCo,
+    BlockCoordinateDescent,
     Codistillation,
     DelayedGradients,
     Downpour,
     ElasticAveraging,
+    ExternalFramework,
     Gossip,
     Layerwise,
-    LocallyConnected,
     ParameterAveraging,
     ParameterServer,
-    Peer,
     Pipeline,
-    ScheduledBlocks,
     SoftSync,
+    SpatialParallel,
     StaleSynchronous,
     TensorParallel,
     TFDistribute,
@@ -64,6 +64,7 @@ __all__ = [
     "AllReduce",
     "AsynchronousDiLoCo",
     "BFloat16",
+    "BlockCoordinateDescent",
     "Chain",
     "Checkpoint",
     "Cluster",
@@ -74,6 +75,7 @@ __all__ = [
     "ElasticAveraging",
     "ErrorFeedback",
     "Experiment",
+    "ExternalFramework",
     "Fault",
     "Float16",
     "Gossip",
@@ -81,37 +83,36 @@ __all__ = [
     "InvalidInput",
     "LabkitError",
     "Layerwise",
-    "LocallyConnected",
     "Network",
     "OneBit",
     "ParameterAveraging",
     "ParameterServer",
-    "Peer",
     "Pipeline",
     "PowerSGD",
     "RandomK",
     "Run",
-    "ScheduledBlocks",
-    "SignMajority",
+    "SignSGD",
     "Slowdown",
     "SoftSync",
+    "SpatialParallel",
     "StaleSynchronous",
     "TFDistribute",
     "TensorParallel",
     "TernGrad",
     "Threshold",
     "TopK",
+    "VirtualClock",
     "calibrate",
     "compare",
-    "form",
-    "frame",
     "load_runs",
     "log",
+    "parameter_form",
     "predict",
-    "reading",
     "replay",
     "report",
     "run",
+    "summarize",
     "table",
     "testbed",
+    "to_dataframe",
 ]

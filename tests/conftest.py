@@ -78,7 +78,7 @@ def keras_as_new() -> None:
 @pytest.fixture(scope="session")
 def shared_cluster(own_folders: Path) -> Iterator[labkit.Cluster]:
     """Four ranks for the whole session; TensorFlow is imported in them once."""
-    with labkit.Cluster(workers=4, limit=120) as up:
+    with labkit.Cluster(workers=4, timeout=120) as up:
         yield up
 
 

@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 import psutil
 
-from labkit.cluster.listeners import exposed
+from labkit.cluster.listeners import exposed_listeners
 
 OWN_DEVICES = {"lo", "veth0"}  # of namespaces that labkit makes
 LOOK_EVERY = 0.2  # seconds
@@ -30,7 +30,7 @@ def open_to_others() -> Iterator[str]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):  # it has ended
             if not is_enclosed(process):
-                for each in exposed(process):
+                for each in exposed_listeners(process):
                     yield f"{each.address}: {' '.join(process.cmdline())}"
 
 

@@ -44,10 +44,10 @@ def _question(cells: list[dict[str, Any]]) -> Iterator[str]:
     if cells[0]["cell_type"] != "markdown" or not re.fullmatch(r"# .+\?", first):
         yield "does not begin with a question"
     calls = [call for cell in _code(cells) for call in _calls("".join(cell["source"]))]
-    if not any(name == "reading" or name.endswith("_reading") for name in calls):
+    if not any(name == "summarize" or name.startswith("summarize_") for name in calls):
         yield "has no reading that is made from its numbers"
     tagged = [cell for cell in _code(cells) if "answer" in cell["metadata"].get("tags", [])]
-    if len(tagged) != 1 or "reading" not in "".join(tagged[0]["source"]):
+    if len(tagged) != 1 or "summarize" not in "".join(tagged[0]["source"]):
         yield f"has {len(tagged)} readings tagged answer: one is the gallery's"
 
 

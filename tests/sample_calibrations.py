@@ -27,7 +27,7 @@ def exactly(seconds: float, width: float = 0.0) -> Spread:
 
 
 def experiment(**fields: Any) -> lk.Experiment:
-    return lk.Experiment(**{"dataset": "digits", "batch_size": 64, "gate": False} | fields)
+    return lk.Experiment(**{"dataset": "digits", "batch_size": 64, "verify": False} | fields)
 
 
 def calibration(

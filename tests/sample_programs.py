@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.network import ComputeTime, Network, Slowdown, slower_than_fastest
+from labkit.network import ComputeTime, Network, Slowdown, relative_compute_times
 from labkit.programs import EventLog, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.timing import TimingModel
@@ -124,7 +124,7 @@ def begun(
     hosts = strategy.hosts(workers)
     depth: Any = strategy.replica_cut
     stages = placed([(SIZE,)] * 4, depth, "round_robin") if depth > 1 else []
-    slower = slower_than_fastest(slow or {}, workers)
+    slower = relative_compute_times(slow or {}, workers)
     given = workers, parts, steps, epochs, np.zeros(4 * SIZE), hosts
     roles = Roles(*given, cut=stages, passes=staged(stages), slower=slower)
     if scenes is None:

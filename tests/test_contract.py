@@ -14,7 +14,7 @@ from notebook_contract import violations
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
-from labkit.jobs.parameters import check, declared
+from labkit.jobs.parameters import declared, validate_values
 from labkit.records.run import load_runs
 from labkit.schedules import ALLREDUCE, PIPELINE
 
@@ -44,9 +44,9 @@ def test_a_choice_is_refused_before_a_kernel_starts_and_offers_all(stem: str, na
     parameter = declared(notebook)[name]
     for choice in CHOICES[stem, name]:
         value = [choice] if isinstance(parameter.default, list) else choice
-        assert check(notebook, {name: value}) == {name: value}
+        assert validate_values(notebook, {name: value}) == {name: value}
     with pytest.raises(InvalidInput, match="sideways") as caught:
-        check(notebook, {name: "sideways"})
+        validate_values(notebook, {name: "sideways"})
     assert all(choice in str(caught.value) for choice in CHOICES[stem, name])
 
 
@@ -66,7 +66,7 @@ def test_a_new_notebook_keeps_the_contract_and_takes_its_parameters() -> None:
 def test_what_a_new_notebook_starts_with_is_possible() -> None:
     new("mine")
     given = {"strategy": '[TensorParallel, {"name": "AllReduce", "algorithm": "ring"}]'}
-    assert check(Path("mine.ipynb"), given)["strategy"][0] == "TensorParallel"
+    assert validate_values(Path("mine.ipynb"), given)["strategy"][0] == "TensorParallel"
 
 
 REFUSED = [
@@ -74,12 +74,12 @@ REFUSED = [
     ("collectives", "sizes", [0]),
     ("compression", "learning_rate", float("inf")),
     ("dataflow", "widths", [0]),
-    ("dataflow", "calls", 0),
+    ("dataflow", "parallel_calls", 0),
     ("model_compression", "repeats_timed", 0),
     ("model_parallel", "grid", [1]),
     ("model_parallel", "grid", [0, 2]),
     ("pipeline", "microbatches", [0]),
-    ("pipeline", "chunks", 0),
+    ("pipeline", "virtual_stages_per_rank", 0),
     ("scheduling", "bucket_bytes", -1),
 ]
 
@@ -90,13 +90,13 @@ def test_an_impossible_number_is_refused_before_a_kernel_starts(
 ) -> None:
     notebook = next(path for path in NOTEBOOKS if path.stem == stem)
     with pytest.raises(InvalidInput, match=f"^{name}"):
-        check(notebook, {name: value})
+        validate_values(notebook, {name: value})
 
 
 NO_VALUE = "seed: int = len([])"
 BREAKS: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "does not begin with a question": lambda cells: cells.pop(0),
-    "has no reading that is made": lambda cells: say(cells[9], "reading", "table"),
+    "has no reading that is made": lambda cells: say(cells[9], "summarize", "table"),
     "has 0 readings tagged answer": lambda cells: cells[9].update(metadata={}),
     "has 0 cells tagged parameters": lambda cells: cells[1].update(metadata={}),
     "is no annotated assignment": lambda cells: say(cells[1], "workers: int =", "workers ="),
@@ -130,7 +130,7 @@ def test_what_is_there_is_not_overwritten() -> None:
         result = new(name)
         assert (result.exit_code, result.stderr) == (
             2,
-            "labkit: mine.ipynb is there already: give another name\n",
+            "labkit: mine.ipynb already exists: give another name\n",
         )
     assert Path("mine.ipynb").read_text() == "mine"
 

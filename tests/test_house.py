@@ -44,7 +44,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
         "from labkit.cluster import Cluster\n",
         "from ..cluster import Cluster\n",
         "def late() -> None:\n    import labkit.cluster.cluster\n",
-        "import typing\nif typing.TYPE_CHECKING:\n    from labkit.cluster import live\n",
+        "import typing\nif typing.TYPE_CHECKING:\n    from labkit.cluster import run_handle\n",
     ],
 )
 def test_an_import_that_runs_up_is_found_wherever_it_stands(tmp_path: Path, line: str) -> None:

@@ -34,7 +34,10 @@ def test_importing_it_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("first", ["labkit.records.run", "labkit.report", "labkit.jobs.form"])
 def test_names_are_functions_whatever_module_was_loaded_before(first: str) -> None:
     program = f"import labkit as lk, {first}; print(lk.run.__name__, lk.report.__name__, "
-    assert said(program + "lk.form.__name__, lk.Run.__name__)") == "run report form Run"
+    assert (
+        said(program + "lk.parameter_form.__name__, lk.Run.__name__)")
+        == "run report parameter_form Run"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Benchmarks: commands that print a table and JSON lines; never timed tests."""
+"""Benchmarks as commands that print a table and write JSON lines."""

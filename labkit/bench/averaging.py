@@ -1,4 +1,4 @@
-"""What local steps cost beside bare ones, and how much of its wire time a stream hides."""
+"""A benchmark of local steps, and of parameter averaging that overlaps with computation."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
     from labkit.programs.actions import Vector
     from labkit.worker.played import ComputeBackend
 
-STEPS = 6  # of one stretch
-TURNS = 8  # stretches of each kind in a repeat, one after the other and back again
-NEVER = 1_000_000  # steps from one meeting to the next: all are local
+STEPS = 6  # number of steps in a timed block
+TURNS = 8  # blocks of each kind in a repeat, alternately in forward and reverse order
+NEVER = 1_000_000  # averaging period in steps, so long that all timed steps are local
 FRAGMENTS = 4
-COMPUTE = 1.5  # times the wire time that steps last behind which a fragment is to hide
+COMPUTE = 1.5  # compute time of the overlapped steps / transfer time of a fragment
 
 
 def measure(
     ranks: int = 2, repeats: int = 5, network: str = "100Mb", width: int = 1024
 ) -> list[Row]:
-    """Time local steps of strategies beside bare ones, and meetings that wait beside late ones.
+    """Time the local steps of strategies, and compare blocking with overlapped averaging.
 
     Args:
-        ranks: each with a worker.
-        repeats: of everything.
-        network: emulated, for the stream.
-        width: of the hidden layer of the `mlp`; the batch is 64 a worker.
+        ranks: Number of ranks, with one worker each.
+        repeats: Number of repeats of each measurement.
+        network: Network that is emulated for the streamed (overlapped) averaging.
+        width: Width of the hidden layer of the model `mlp`; the batch has 64 rows per worker.
 
     Returns:
-        Of each strategy a step without an exchange, what it takes more than the same gradient and
-        update on all ranks at once, the ratio of both, and what of the step is neither of the two
-        (own_ms), which no change of the machine's speed touches. Of streamed fragments what a step
-        takes where meetings are waited for, and where they are `delay` steps late; how long a
-        fragment is on the wire; and the share of the former's added time that the latter hides.
+        Rows of two kinds. Each strategy has a row with the time of a step without exchange, and the
+        time that the strategy adds to a plain gradient and update. This row also has the ratio of
+        the two steps' times, and a step's time outside gradient and update (`own_ms`). Streamed
+        averaging has rows with the step times of blocking averaging and of averaging overlapped by
+        `delay` steps. These rows also have the transfer time of a fragment of the weights, and the
+        share of the added time that the overlap hides.
     """
     experiment = Experiment(
         model="mlp",
@@ -59,14 +60,16 @@ def measure(
         batch_size=64 * ranks,
         workers=ranks,
         strategy=ParameterAveraging(period=NEVER),
-        gate=False,
+        verify=False,
     )
     with Cluster(workers=ranks) as cluster:
-        found = cluster.call(_local, experiment, repeats, ranks=ranks)[0]
-        late = cluster.call(_stream, experiment, repeats, ranks=ranks, network=network)[0]
+        local = cluster.call(_local, experiment, repeats, ranks=ranks)[0]
+        streamed = cluster.call(_stream, experiment, repeats, ranks=ranks, network=network)[0]
     case = f"mlp-{width}"
-    rows = [head("averaging", case, name, ranks) | row for name, row in found.items()]
-    return rows + [head("averaging", case, name, ranks, network) | r for name, r in late.items()]
+    rows = [head("averaging", case, name, ranks) | row for name, row in local.items()]
+    return rows + [
+        head("averaging", case, name, ranks, network) | r for name, r in streamed.items()
+    ]
 
 
 def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
@@ -83,12 +86,13 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Back again every other turn: nobody always follows the same one.
+            # Every other turn reverses the order, so that no kind of step always follows the same
+            # kind.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
                 own[name].append(float(np.median(seconds)))
                 beside[name] += more if number else []
-        if number:  # the first ones compile
+        if number:  # the first repeat compiles
             slowest = {n: np.max(communicator.allgather(each), axis=0) for n, each in own.items()}
             for name in ways:
                 taken[name].append(float(np.median(slowest[name])))
@@ -105,9 +109,9 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Seconds of the steps of a stretch, and what of them is neither gradient nor update.
+    """Return the seconds of each step in a block, and its seconds outside gradient and update.
 
-    Without the first step, and the last one, which has a meeting.
+    The first step and the last step, which averages, are omitted.
     """
     if way is None:
         return _bare(communicator, stage, STEPS)[1:-1], []
@@ -118,17 +122,17 @@ def _stretch(
 
 
 class _Counted(Counted):
-    """A stage that knows how long it has computed by each update."""
+    """A backend wrapper that also records the accumulated compute time at each update."""
 
     def __init__(self, stage: ComputeBackend) -> None:
         super().__init__(stage)
         self.after: list[float] = []
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """The stage's."""
-        found = super().update(holder, gradient, rate)
+        """Update weights with the wrapped backend, and record the accumulated compute time."""
+        weights = super().update(holder, gradient, rate)
         self.after.append(self.seconds)
-        return found
+        return weights
 
 
 def _stream(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
@@ -139,12 +143,12 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
     period = FRAGMENTS * (delay + 1)
     ways: dict[str, Replicas] = {
         "waited for": ParameterAveraging(period=period, fragments=FRAGMENTS),
-        "streamed": ParameterAveraging(period=period, fragments=FRAGMENTS, delay=delay),
+        "streamed": ParameterAveraging(period=period, fragments=FRAGMENTS, overlap_steps=delay),
     }
     taken: dict[str, list[float]] = {"local": [], **{name: [] for name in ways}}
     for number in range(1 + repeats):
         found = {"local": [_bare(communicator, stage, period)]}
-        # One step more: in the last one all fragments meet once more.
+        # One further step runs untimed, because the last step averages all fragments.
         found |= {n: [_played(communicator, stage, w, period + 1)[:-1]] for n, w in ways.items()}
         for name, stretches in found.items():
             seconds = _wall(communicator, stretches)
@@ -163,9 +167,9 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
 
 
 def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
-    """Seconds that a fragment is on the wire."""
+    """Return the seconds that the slowest rank needs for the allreduce of one fragment."""
     fragment = np.zeros(stage.roles.weights.size // FRAGMENTS, stage.roles.weights.dtype)
-    communicator.meet("the next stretch of a benchmark")
+    communicator.barrier("the next stretch of a benchmark")
     start = time.perf_counter()
     communicator.mean(fragment, 1.0, "ring", total=float(communicator.size))
     slowest: float = max(communicator.allgather(time.perf_counter() - start))
@@ -173,7 +177,7 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Seconds of a step on average, of the slowest rank."""
+    """Return the seconds per step on the slowest rank: the median over blocks of their means."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest
@@ -192,9 +196,9 @@ def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend
 
 
 def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:
-    """Seconds of steps on all ranks at once: a gradient, and its update."""
+    """Return the seconds of each step (gradient and update); all ranks compute concurrently."""
     own, rank, moments = stage.roles.weights, communicator.rank, []
-    communicator.meet("the next stretch of a benchmark")
+    communicator.barrier("the next stretch of a benchmark")
     for _ in range(steps):
         moments.append(time.perf_counter())
         own = stage.update(rank, stage.gradient(rank, own).values)
@@ -208,27 +212,32 @@ def _played(
     steps: int,
     counted: Counted | None = None,
 ) -> Sequence[float]:
-    """Seconds of the steps of this rank's worker."""
+    """Run a strategy for some steps; return the seconds of each step of this rank's worker."""
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
     roles, rank, before = replace(stage.roles, steps=steps), communicator.rank, len(stage.rows)
     program = {rank: strategy.program(roles, rank)}
     scenes = counted or stage
-    given = communicator, scenes, EventLog(scenes, steps), roles.weights.dtype
-    communicator.meet("the next stretch of a benchmark")
-    MpiRuntime(program, roles.hosts, *given, meanwhile=False).play()
+    arguments = communicator, scenes, EventLog(scenes, steps), roles.weights.dtype
+    communicator.barrier("the next stretch of a benchmark")
+    MpiRuntime(program, roles.hosts, *arguments, meanwhile=False).play()
     return [row["seconds"] for row in stage.rows[before:]]
 
 
 @click.command("averaging")
-@click.option("--workers", default=2, show_default=True, help="Each on a rank.")
-@click.option("--network", default="100Mb", show_default=True, help="Emulated, for the stream.")
-@click.option("--repeats", default=5, show_default=True)
+@click.option("--workers", default=2, show_default=True, help="Number of workers, one per rank.")
+@click.option(
+    "--network",
+    default="100Mb",
+    show_default=True,
+    help="Emulated network of the streamed averaging.",
+)
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: int, network: str, repeats: int, file: Path | None) -> None:
-    """Time local steps beside bare ones, and how much of its wire time a stream hides."""
+    """Time local steps, and the share of communication that streamed averaging hides."""
     columns = {"what": "what", "network": "network"} | TIMES
-    columns |= {"added_ms": "added ms", "ratio": "ratio", "own_ms": "no gradient, no update, ms"}
-    columns |= {"wire_ms": "wire ms", "delay": "steps late", "hidden": "hidden"}
+    columns |= {"added_ms": "added ms", "ratio": "ratio", "own_ms": "other ms"}
+    columns |= {"wire_ms": "wire ms", "delay": "overlap steps", "hidden": "hidden share"}
     show_rows(measure(workers, repeats, network), columns, file)

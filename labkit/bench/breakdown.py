@@ -1,4 +1,4 @@
-"""The time that the exchange adds to a step, line by line, each beside its lower limit."""
+"""A breakdown of the time that the gradient exchange adds to a step, with lower limits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ if TYPE_CHECKING:
     from labkit.communicator import Communicator
     from labkit.exchange.timeline import Event
 
-COPY, HANDED = "copy", "handed over"  # kinds of steps, beside those of the exchange
-LIMITS = {"pack": COPY, "sum": "raw allreduce"}  # a line and bare work on all bytes
+COPY, HANDED = (
+    "copy",
+    "handed over",
+)  # kinds of steps that are timed besides steps with exchange
+LIMITS = {
+    "pack": COPY,
+    "sum": "raw allreduce",
+}  # by line of the breakdown: the kind of step whose time is the line's lower limit
 
 
 def kinds(
     communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
 ) -> dict[str, Callable[[], object]]:
-    """Return the kinds of steps that are interleaved with those of the exchange.
+    """Return the further kinds of steps that the breakdown needs.
 
     Args:
-        communicator: of the ranks.
-        elements: of all gradients.
-        step: the training step of a model, with what stands between gradients and update.
+        communicator: Communicator of the ranks.
+        elements: Total number of elements of all gradients.
+        step: Function that builds a training step from a function that averages gradients.
 
     Returns:
-        A copy of as many bytes into memory that ranks share, as packing writes; and a step that
-        hands gradients over to Python and means back out of that memory, and does nothing else.
+        By name: a copy of all bytes into shared memory, as packing does; and a training step that
+        only passes gradients to Python and returns values from this memory.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0
@@ -45,56 +51,64 @@ def _handed(gradients: list[tf.Tensor], shared: np.ndarray) -> list[tf.Tensor]:
     ends = np.cumsum([gradient.shape.num_elements() for gradient in gradients])
     parts = np.split(shared, ends[:-1])
     means = [part.reshape(g.shape) for part, g in zip(parts, gradients, strict=True)]
-    found = tf.numpy_function(lambda *given: means, gradients, [g.dtype for g in gradients])
-    return [tf.ensure_shape(mean, g.shape) for mean, g in zip(found, gradients, strict=True)]
+    outputs = tf.numpy_function(lambda *_: means, gradients, [g.dtype for g in gradients])
+    return [tf.ensure_shape(mean, g.shape) for mean, g in zip(outputs, gradients, strict=True)]
 
 
-def taken(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
-    """Return medians of the last steps, s, from the timelines of all ranks, which share a clock.
+def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
+    """Return the median seconds of each phase of the last `steps` steps, from all ranks' timelines.
 
-    "pack" is the time of the rank that packs last; all others wait for it. "sum" lasts from there
-    until all ranks have the mean. "wait" is the mean wait of a rank for the last one; it adds
-    nothing to the step of the slowest rank.
+    All timelines use one clock. "pack" is the packing time of the rank that finishes packing last.
+    "sum" is the time from the end of this packing until all ranks have the mean. "wait" is the mean
+    time over ranks of waiting for the last rank; it adds nothing to the step of the slowest rank.
     """
-    packs = np.array([_last("pack", own, steps) for own in events])  # (ranks, steps, 2)
-    served = np.array([_last("communicate", own, steps) for own in events])
+    packs = np.array(
+        [_last("pack", rank_events, steps) for rank_events in events]
+    )  # (ranks, steps, 2)
+    sums = np.array([_last("communicate", rank_events, steps) for rank_events in events])
     ends = packs[..., 1]
     slowest = np.argmax(ends, 0), np.arange(ends.shape[1])
-    found = {
+    lines = {
         "pack": (ends - packs[..., 0])[slowest],
-        "sum": served[..., 1].max(0) - ends.max(0),
+        "sum": sums[..., 1].max(0) - ends.max(0),
         "wait": ends.max(0) - ends.mean(0),
     }
-    return {line: float(np.median(seconds)) for line, seconds in found.items()}
+    return {line: float(np.median(seconds)) for line, seconds in lines.items()}
 
 
 def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
-    """Return start and stop of the last events of a kind; a step has one, because of one bucket."""
+    """Return start and stop of the last `steps` events of a kind; each step has one such event."""
     return [event[3:] for event in events if event[0] == kind][-steps:]
 
 
 def rows(
-    found: Mapping[str, float],
+    medians: Mapping[str, float],
     seconds: Mapping[str, Sequence[float]],
     added: Mapping[str, Sequence[float]],
     schedule: str,
 ) -> Iterator[tuple[str, Row]]:
-    """Yield each line of the budget: its time, and the time of bare work on all bytes, ms.
+    """Yield the name and the row of each line of the breakdown: time and lower limit in ms.
 
-    Packing may take less than a copy of all bytes: a rank does not pack what it sums itself.
+    The lower limit is the time of a plain copy or allreduce of all bytes. Packing may take less
+    than its limit, because a rank does not pack the elements that it sums itself.
 
     Args:
-        found: of `taken`.
-        seconds: of the kinds of steps, by repeat.
-        added: by the kinds of steps, by repeat.
-        schedule: whose budget it is.
+        medians: Seconds of the phases, as `phase_medians` returns them.
+        seconds: Seconds of each kind of step, one value per repeat.
+        added: Seconds that each kind adds to the local step, one value per repeat.
+        schedule: Exchange schedule whose added time is broken down.
     """
     whole = float(np.median(added[schedule]))
-    handed = float(np.median(added[HANDED]))
-    lines = {"pack": found["pack"], "sum": found["sum"], "hand over and back": handed}
-    lines["other"] = whole - sum(lines.values())  # the update that reads what others have written
-    lines |= {"wait, within others": found["wait"], "all": whole}
-    for line, each in lines.items():
+    handover = float(np.median(added[HANDED]))
+    lines = {"pack": medians["pack"], "sum": medians["sum"], "hand over and back": handover}
+    lines["other"] = whole - sum(
+        lines.values()
+    )  # mostly the update, which reads memory that other ranks have written
+    lines |= {"wait, within others": medians["wait"], "all": whole}
+    for line, line_seconds in lines.items():
         limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None
-        row: Row = {"median_ms": 1e3 * each, "limit_ms": None if limit is None else 1e3 * limit}
+        row: Row = {
+            "median_ms": 1e3 * line_seconds,
+            "limit_ms": None if limit is None else 1e3 * limit,
+        }
         yield f"where: {line}", row

@@ -1,4 +1,4 @@
-"""What an allreduce costs on this machine, or on an emulated network, beside its closed form."""
+"""A benchmark of allreduce algorithms on this machine or on an emulated network."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ import click
 import numpy as np
 
 from labkit.bench.command import AS_JSON, NETWORK, TIMES, show_rows, sizes
-from labkit.bench.timing import Row, check, head, spread, timed
+from labkit.bench.timing import Row, head, spread, timed, verify_sum
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
-from labkit.communicator import ALGORITHMS, Communicator, check_algorithm, refuse_unmetered
+from labkit.communicator import ALGORITHMS, Communicator, refuse_unmetered, validate_algorithm
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
 
 MIB = 2**20
 SIZES = (MIB, 4 * MIB, 16 * MIB)
-LARGEST = 2**34  # bytes of a buffer
-MOST = 1024  # repeats, and ranks whose rounds fit into memory
-SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
+LARGEST = 2**34  # maximum size of a buffer in bytes
+MOST = 1024  # maximum number of repeats, and of simulated ranks
+SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 
 
-class Case(NamedTuple):
-    """What the ranks have measured of one algorithm and size.
+class CollectiveTiming(NamedTuple):
+    """The measurement of one algorithm at one buffer size.
 
-    seconds: of single calls, an array a repeat; correct: whether all sums were right.
+    Attributes:
+        algorithm: Name of the algorithm.
+        nbytes: Size of the buffer in bytes.
+        seconds: Seconds of single calls, one array per repeat.
+        correct: Whether all verified sums are right.
     """
 
     algorithm: str
@@ -44,23 +48,24 @@ def measure(
     sizes: Sequence[int] = SIZES,
     repeats: int = 5,
 ) -> list[Row]:
-    """Time float32 allreduces of all algorithms and sizes, interleaved, and check their results.
+    """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
 
-    An allreduce lasts as long as its slowest rank, from a common start. "shared_memory" works on
-    buffers from `Communicator.allocate`, the others on ordinary memory; "mpi" is the library's
-    own in-place Allreduce.
+    The time of an allreduce is the time of its slowest rank, from a common start. "shared_memory"
+    uses buffers from `Communicator.allocate`, and the other algorithms use ordinary memory. "mpi"
+    is the MPI library's in-place Allreduce.
 
     Args:
-        workers: ranks.
-        network: a network to emulate; None: this machine's own.
-        algorithms: default: all that can run there.
-        sizes: bytes of the buffer.
-        repeats: rounds over all algorithms and sizes; a median each.
+        workers: Number of ranks.
+        network: Network to emulate; None: this machine's network.
+        algorithms: Names of algorithms; default: all algorithms that support the network.
+        sizes: Buffer sizes in bytes.
+        repeats: Number of rounds over all algorithms and sizes; each round gives one median.
 
     Returns:
-        One row an algorithm and size: median, least and 90th percentile of the repeats' medians,
-        p50 and p99 of all single calls (ms), algbw and busbw (bytes/s), `correct`; on an emulated
-        network also the closed form and the error against it, else the ratio to "mpi".
+        One row per algorithm and size: median, minimum and 90th percentile of the repeats' medians
+        (ms), p50 and p99 of all single calls (ms), algbw and busbw (bytes/s, defined as in
+        nccl-tests), and `correct`. With an emulated network, the row also has the time by the
+        closed form and the relative error against it; without, the ratio to the time of "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
@@ -79,28 +84,25 @@ def refuse_impossible(
     repeats: int,
     simulated: int = 2,
 ) -> None:
-    """Refuse what `measure` cannot do, and ranks that nobody can simulate, before anything starts.
-
-    Raises: InvalidInput.
-    """
+    """Raise InvalidInput for arguments that `measure` rejects, or too many simulated ranks."""
     for algorithm in algorithms:
-        check_algorithm(algorithm)
+        validate_algorithm(algorithm)
         refuse_unmetered(algorithm, network)
     if not sizes or not all(4 <= size <= LARGEST for size in sizes):
-        raise InvalidInput(f"sizes={short(list(sizes))}: give bytes, each from 4 to {LARGEST:,}")
+        raise InvalidInput(f"sizes={short(list(sizes))}: give sizes from 4 to {LARGEST:,} bytes")
     if not 1 <= repeats <= MOST:
         raise InvalidInput(f"repeats={short(repeats)}: give a whole number from 1 to {MOST:,}")
     if not 2 <= simulated <= MOST:
-        raise InvalidInput(f"{short(simulated)} ranks cannot be simulated: give 2 to {MOST:,}")
+        raise InvalidInput(f"{short(simulated)} ranks cannot be simulated; give 2 to {MOST:,}")
 
 
 def timed_calls(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
-) -> list[Case]:
-    """Time single calls on each rank, by repeat; a call lasts as long as on the slowest rank."""
+) -> list[CollectiveTiming]:
+    """Time single calls on their slowest rank, for each algorithm and size (runs on ranks)."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
-    # One buffer for all algorithms that can work on it: what is timed is not how memory is got.
+    # Buffers are allocated before, so that memory allocation is not timed.
     buffers = {
         (shared, nbytes): communicator.allocate(nbytes // 4)
         if shared
@@ -108,22 +110,23 @@ def timed_calls(
         for nbytes in sizes
         for shared in {algorithm == "shared_memory" for algorithm in algorithms}
     }
-    # All algorithms in every repeat: a machine that slows down does so for all of them.
+    # Every repeat times all algorithms, so that changes of the machine's speed affect all
+    # algorithms.
     for _ in range(repeats):
         for nbytes in sizes:
             for algorithm in algorithms:
                 buffer = buffers[algorithm == "shared_memory", nbytes]
                 case = (algorithm, nbytes)
-                right = check(communicator, algorithm, buffer)
+                right = verify_sum(communicator, algorithm, buffer)
                 correct[case] = correct.get(case, True) and right
-                # One call, to learn how many fill a slice of time; then those.
+                # The time of one call determines how many calls fill the time slice.
                 first = timed(communicator, algorithm, buffer, 1)
                 calls = int(np.clip(SLICE / first[0], 3, 50))
                 cases.setdefault(case, []).append(timed(communicator, algorithm, buffer, calls))
-    return [Case(*case, seconds, correct[case]) for case, seconds in cases.items()]
+    return [CollectiveTiming(*case, seconds, correct[case]) for case, seconds in cases.items()]
 
 
-def _row(case: Case, workers: int, network: Network | None, repeats: int) -> Row:
+def _row(case: CollectiveTiming, workers: int, network: Network | None, repeats: int) -> Row:
     medians = [float(np.median(seconds)) for seconds in case.seconds]
     single = np.concatenate(case.seconds)
     median = float(np.median(medians))
@@ -136,7 +139,7 @@ def _row(case: Case, workers: int, network: Network | None, repeats: int) -> Row
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
         "calls": len(single),
         "algbw": algbw,
-        # What a link must carry at least for a sum, so that numbers of ranks can be compared.
+        # busbw counts the bytes that each link must carry, so that numbers of ranks are comparable.
         "busbw": algbw * 2 * (workers - 1) / workers,
         "correct": case.correct,
     }
@@ -147,7 +150,7 @@ def _row(case: Case, workers: int, network: Network | None, repeats: int) -> Row
 
 
 def _with_ratios(rows: list[Row]) -> list[Row]:
-    """Beside each time its ratio to that of the library at the same size."""
+    """Add the ratio of each time to the MPI library's time at the same size."""
     library = {row["bytes"]: row["median_ms"] for row in rows if row["algorithm"] == "mpi"}
     for row in rows:
         mine, other = row["median_ms"], library.get(row["bytes"])
@@ -157,11 +160,11 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
 
 
 @click.command("collectives")
-@click.option("--workers", default=2, show_default=True, help="MPI ranks.")
+@click.option("--workers", default=2, show_default=True, help="Number of MPI ranks.")
 @NETWORK
-@click.option("--algorithms", default=None, help="Names with commas; default: all that can run.")
-@click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=sizes)
-@click.option("--repeats", default=5, show_default=True)
+@click.option("--algorithms", default=None, help="Algorithms, separated by commas.  [default: all]")
+@click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=sizes, help="Buffer sizes.")
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(
     workers: int,
@@ -171,8 +174,8 @@ def command(
     repeats: int,
     file: Path | None,
 ) -> None:
-    """Time every allreduce algorithm beside the MPI library's own, or beside its closed form."""
-    # None: which algorithms can run depends on the network, and `measure` knows.
+    """Time allreduce algorithms against the MPI library, or against their closed forms."""
+    # With None, `measure` chooses the algorithms that support the network.
     names = algorithms.split(",") if algorithms else None
     rows = measure(workers, network, names, sizes, repeats)
     columns = {"algorithm": "algorithm", "bytes": "bytes"} | TIMES

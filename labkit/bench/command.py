@@ -1,6 +1,6 @@
-"""`labkit bench …`: a table of commands, and what they share: options, tables, lines of JSON.
+"""`labkit bench`: the group of benchmark commands, with shared options, tables and JSON output.
 
-Each command stands in the module of its benchmark, which is imported when the command runs.
+The module of each benchmark defines the benchmark's command and is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
     from labkit.compression import Compressor
 
-AS_JSON = output_option("--json", "file", help="Write rows here, one a line.")
+AS_JSON = output_option("--json", "file", help="Also write the rows to a file of JSON lines.")
 NETWORK = click.option(
-    "--network", default=None, help="Emulate this network; default: the machine's own."
+    "--network", default=None, help="Network to emulate.  [default: the machine's network]"
 )
-TIMES = {"median_ms": "median ms", "min_ms": "least", "p90_ms": "p90"}
+TIMES = {"median_ms": "median ms", "min_ms": "min ms", "p90_ms": "p90 ms"}
 
 
 class CommandTable(click.Group):
-    """A group whose commands are imported when they run: its help waits for none of them.
+    """A command group that imports a command only when the command runs, so that help is fast.
 
     Args:
-        name: of the group.
-        modules: by the command's name; each module defines `command`.
-        help: of the group.
-        more: arguments of `click.Group`.
+        name: Name of the group.
+        modules: Module name by command name; each module defines a function `command`.
+        help: Help text of the group.
+        more: Further arguments of `click.Group`.
     """
 
     def __init__(self, name: str, modules: Mapping[str, str], help: str, **more: Any) -> None:
@@ -44,27 +44,27 @@ class CommandTable(click.Group):
         self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order of the table."""
+        """Return the names of the commands in the order of `modules`."""
         return [*self._modules]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in self._modules:
             return None
         command: click.Command = import_module(self._modules[cmd_name]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command with the first line of its docstring."""
+        """Write the name of each command with the first line of the command's docstring."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(path)) for name, path in self._modules.items()])
 
 
 def _summary(module: str) -> str:
-    """Return what a module's command says first, without importing the module."""
+    """Return the first docstring line of a module's command without importing the module."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None  # for the type checker: it is a file
+    assert spec.origin is not None  # for the type checker: a module file has a path
     (text,) = (
         ast.get_docstring(node)
         for node in ast.parse(Path(spec.origin).read_text()).body
@@ -87,7 +87,7 @@ bench = CommandTable(
         "averaging": "labkit.bench.averaging",
         "start": "labkit.bench.start",
     },
-    "Measure this machine; medians of interleaved repeats, with their spread.",
+    "Run benchmarks on this machine. Results are medians of interleaved repeats, with spread.",
 )
 
 
@@ -95,15 +95,15 @@ bench = CommandTable(
 
 
 def numbers(_: click.Context, __: click.Parameter, text: str | None) -> list[int]:
-    """Parse an option's numbers, with commas between them; none where it is left out."""
+    """Parse an option of comma-separated integers; an absent option is an empty list."""
     try:
         return [int(float(part)) for part in text.split(",")] if text is not None else []
     except (ValueError, OverflowError):  # OverflowError: inf
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 1,2,4") from None
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
 
 
 def sizes(_: click.Context, __: click.Parameter, text: str | None) -> list[int]:
-    """Parse an option's sizes, with commas between them; none where it is left out."""
+    """Parse an option of comma-separated sizes in bytes; an absent option is an empty list."""
     from labkit.common.errors import InvalidInput
     from labkit.common.quantities import parse_bytes
 
@@ -114,12 +114,12 @@ def sizes(_: click.Context, __: click.Parameter, text: str | None) -> list[int]:
 
 
 def names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
-    """Parse an option's names, with commas between them; none where it is left out."""
+    """Parse an option of comma-separated names; an absent option is an empty list."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
-    """Parse an option's compressors, as YAML has the items of a list."""
+    """Parse an option with compressors, which are written like the items of a YAML list."""
     from labkit.common.safe_json import NotPlain
     from labkit.compression import parse
     from labkit.records.safe_yaml import read_plain
@@ -128,7 +128,7 @@ def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list
         items = read_plain(f"[{text or ''}]")
     except NotPlain as error:
         raise click.BadParameter(f"{text!r} {error}") from error
-    assert isinstance(items, list)  # as brackets say
+    assert isinstance(items, list)  # because the text has brackets
     return [parse(item) for item in items]
 
 
@@ -136,13 +136,13 @@ def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list
 
 
 def show_rows(rows: Sequence[Row], columns: dict[str, str], file: Path | None) -> None:
-    """Print rows as a table, and write them to a file where one is given."""
+    """Print rows as a table, and write the rows to `file` unless `file` is None."""
     say(format_rows(rows, columns))
     write_rows(rows, file)
 
 
 def format_rows(rows: Sequence[Row], columns: dict[str, str]) -> str:
-    """Return a table of some columns, by their names, under these titles."""
+    """Return rows as a text table; `columns` maps field names to column titles."""
     from labkit.jobs.listing import table
 
     cells = [[format_value(name, row.get(name)) for name in columns] for row in rows]
@@ -150,9 +150,9 @@ def format_rows(rows: Sequence[Row], columns: dict[str, str]) -> str:
 
 
 def format_value(name: str, value: str | float | None) -> str:
-    """Return a value as a table shows it in the column of this name."""
+    """Return the text of a value of the field `name`."""
     if value is None or isinstance(value, bool):
-        # Loud: a benchmark of a wrong sum is worth nothing.
+        # Capitals mark a wrong result, because the times of wrong results are worthless.
         return {True: "yes", False: "NO", None: ""}[value]
     if isinstance(value, str):
         return value
@@ -160,12 +160,12 @@ def format_value(name: str, value: str | float | None) -> str:
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)
-    # Three figures in both forms; bandwidths are too long without a power of ten.
+    # Both formats have three digits; large bandwidths get a power of ten.
     return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
 
 
 def write_rows(rows: Sequence[Row], file: Path | None) -> None:
-    """Write rows to a file where one is given, and say so."""
+    """Write rows to `file` and print its path, unless `file` is None."""
     if file is None:
         return
     save_rows(rows, file)
@@ -173,7 +173,7 @@ def write_rows(rows: Sequence[Row], file: Path | None) -> None:
 
 
 def save_rows(rows: Sequence[Row], file: Path) -> None:
-    """Write one object a line, all of them or none."""
+    """Write rows to a file as JSON lines, atomically."""
     from labkit.records.store import write_atomically
 
     file.parent.mkdir(parents=True, exist_ok=True)

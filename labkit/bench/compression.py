@@ -1,4 +1,4 @@
-"""What compressors cost: time to encode and decode beside a copy of the same bytes, and error."""
+"""A benchmark of compressors: time relative to a copy of the same bytes, size, and error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from labkit.compression import (
 from labkit.compression.compressor import compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 
-CALLS = 5  # of everything in a repeat
+CALLS = 5  # number of calls of each kind of work in a repeat
 Work: TypeAlias = "Callable[[], Tensor | None]"
 
 
@@ -45,25 +45,27 @@ def measure(
 ) -> list[Row]:
     """Time compressors on a standard normal float32 vector, in a fresh process of one thread.
 
-    Calls and copies of the vector alternate: 5 of each in a repeat, after a first one, in which
-    functions are compiled. What has no `encode` is timed as a whole, "reduce", for one rank alone;
-    what works by layer gets the layers of an MLP, 784 inputs, two hidden widths, 10 outputs.
+    Calls of the compressor and copies of the vector alternate, 5 of each in a repeat. A first call
+    compiles the functions and is not timed. For a compressor without `encode`, the whole reduction
+    of one rank is timed as "reduce". A compressor that works by layer receives the layers of an MLP
+    with 784 inputs, two hidden layers and 10 outputs.
 
     Args:
-        compressors: names of `COMPRESSORS`, objects, or mappings of name and fields; None: all
-            that need no fields.
-        elements: of the vector, about as many in the layers.
-        repeats: rounds over all of them.
+        compressors: Names of `COMPRESSORS`, objects, or mappings of name and fields; None: all
+            compressors without required fields.
+        elements: Number of elements of the vector; approximate total number of elements of the
+            layers.
+        repeats: Number of rounds over all compressors.
 
     Returns:
-        One row a compressor and kind ("encode" and "decode", or "reduce"): median, least and 90th
-        percentile of the repeats' medians (ms); `bytes` of the payload, `ratio` of raw bytes to
-        these, `to_copy`, the median of the repeats' ratios to the copy; `error`, the relative L2
-        error of what is decoded, None for votes.
+        One row per compressor and kind of work ("encode" and "decode", or "reduce"): median,
+        minimum and 90th percentile of the repeats' medians (ms); `bytes` of the payload; `ratio` of
+        raw bytes to payload bytes; `to_copy`, the median ratio of the time to the time of a copy;
+        `error`, the relative L2 error of the decoded vector, None for compressors that vote.
 
     Raises:
-        InvalidInput: an unknown compressor, or nothing to measure.
-        LabkitError: the process failed.
+        InvalidInput: A compressor is unknown, or elements or repeats is below 1.
+        LabkitError: The process failed.
     """
     if elements < 1 or repeats < 1:
         raise InvalidInput(f"elements={elements}, repeats={repeats}: both must be 1 or more")
@@ -71,7 +73,7 @@ def measure(
     described = [each.to_json() for each in chosen]
     task = {"compressors": described, "elements": elements, "repeats": repeats}
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # A process of its own: how many threads TensorFlow has is settled when it is imported.
+    # A new process measures, because TensorFlow fixes its number of threads at import.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "labkit.bench.compression", json.dumps(task)],
         env={
@@ -86,15 +88,15 @@ def measure(
         text=True,
     )
     if done.returncode:
-        last = (done.stderr.splitlines() or ["no word of it"])[-1]
-        raise LabkitError(f"the benchmark's process ended with {done.returncode}: {last}")
-    # The last line: libraries may have said something before.
+        last = (done.stderr.splitlines() or ["no error output"])[-1]
+        raise LabkitError(f"the benchmark's process ended with code {done.returncode}: {last}")
+    # The result is the last line, because libraries may print lines before it.
     rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
 def without_fields() -> list[Compressor]:
-    """One of each compressor that needs no fields."""
+    """Return one instance of each compressor without required fields."""
     return [
         kind()
         for kind in COMPRESSORS.values()
@@ -103,20 +105,20 @@ def without_fields() -> list[Compressor]:
 
 
 def layers(elements: int) -> list[tuple[int, ...]]:
-    """Weights and biases of an MLP 784-h-h-10 of about so many parameters."""
-    # The positive root of h² + 796 h = elements: weights and biases, but for the last ten.
+    """Return the weight shapes of an MLP 784-h-h-10 with about `elements` parameters."""
+    # h is the positive root of h² + 796 h = elements, which omits the last ten biases.
     h = max(1, round((math.sqrt(796**2 + 4 * elements) - 796) / 2))
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
 
 def named(compressor: Compressor) -> str:
-    """As rows call it: the name alone, where all fields are as they are by default."""
+    """Return a compressor's label in rows: its class name, or its repr with non-default fields."""
     ordinary = not compressor.model_dump(exclude_defaults=True)
     return type(compressor).__name__ if ordinary else repr(compressor)
 
 
 class _Case:
-    """A compressor and its data, in the process that measures."""
+    """A compressor with its data and results, in the measuring process."""
 
     def __init__(self, compressor: Compressor, elements: int) -> None:
         import tensorflow as tf
@@ -136,7 +138,7 @@ class _Case:
         self.ratios: dict[str, list[float]] = {what: [] for what in self.works}
 
     def _coding(self) -> dict[str, Work]:
-        """Encoding and decoding; finds bytes and error."""
+        """Return calls that encode and decode; set bytes and error."""
         tensor, key = self.tensors[0], self.states[0]
         encode, decode = (compiled(self.compressor, name) for name in ("encode", "decode"))
         payload = encode(tensor, key)
@@ -145,7 +147,7 @@ class _Case:
         return {"encode": lambda: encode(tensor, key), "decode": lambda: decode(payload)}
 
     def _reduction(self) -> dict[str, Work]:
-        """A whole step; finds bytes and error of the first one."""
+        """Return a call of the whole reduction; set bytes and error from a first reduction."""
         self.bytes = 0
         sent = []
         for index, tensor in enumerate(self.tensors):
@@ -154,7 +156,7 @@ class _Case:
             try:
                 while True:
                     request = reduction.send(answer)
-                    self.bytes += _handed_over(request)
+                    self.bytes += _request_nbytes(request)
                     answer = reply_to([request])
             except StopIteration as end:
                 sent.append(end.value.sent)
@@ -163,7 +165,7 @@ class _Case:
         return {"reduce": self._reduce}
 
     def _reduce(self) -> None:
-        """A step of one rank; states go on."""
+        """Reduce all tensors for one rank, and update their states."""
         for index, tensor in enumerate(self.tensors):
             one = reduce_all(self.compressor, [tensor], [self.states[index]])[0]
             self.states[index] = one.state
@@ -171,18 +173,18 @@ class _Case:
     def _error(self, sent: Sequence[Tensor]) -> float | None:
         if self.compressor.votes:
             return None
-        found = np.concatenate([np.ravel(tensor) for tensor in sent])
-        return float(np.linalg.norm(found - self.raw) / np.linalg.norm(self.raw))
+        decoded = np.concatenate([np.ravel(tensor) for tensor in sent])
+        return float(np.linalg.norm(decoded - self.raw) / np.linalg.norm(self.raw))
 
     def repeat(self) -> None:
-        """Each work and a copy, in turns."""
+        """Time each kind of work and a copy of the data, in turns."""
         turns: dict[str, list[float]] = {what: [] for what in ("copy", *self.works)}
         for _ in range(CALLS):
-            # A copy is the least that any code on these bytes can take.
+            # A copy is a lower bound for the time of code that processes these bytes.
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))
-        # A ratio to the copies of the same repeat: the machine was as fast for both.
+        # Times are compared with copies of the same repeat, because the machine's speed varies.
         copy = float(np.median(turns.pop("copy")))
         for what, seconds in turns.items():
             median = float(np.median(seconds))
@@ -190,7 +192,7 @@ class _Case:
             self.ratios[what].append(median / copy)
 
     def rows(self) -> list[Row]:
-        """What came out, a row a kind of work."""
+        """Return the results, one row per kind of work."""
         return [
             head("compression", named(self.compressor), what, 1, repeats=len(seconds))
             | spread(seconds)
@@ -207,8 +209,8 @@ class _Case:
         ]
 
 
-def _handed_over(request: Request) -> int:
-    """Bytes of a request."""
+def _request_nbytes(request: Request) -> int:
+    """Return the payload bytes that this rank sends for a collective request."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, SparseMean):
@@ -225,11 +227,11 @@ def _seconds(work: Work) -> float:
 def in_this_process(
     compressors: Sequence[Mapping[str, JSON]], elements: int, repeats: int
 ) -> list[Row]:
-    """The rows of `measure`, with as many threads as this process has."""
+    """Return the rows of `measure`, with this process's number of threads."""
     cases = [_Case(parse(each), elements) for each in compressors]
     for case in cases:
         for work in case.works.values():
-            work()  # compiles what is not yet
+            work()  # the first call compiles functions
     for _ in range(repeats):
         for case in cases:
             case.repeat()
@@ -237,7 +239,7 @@ def in_this_process(
 
 
 def main() -> None:
-    """`python -m labkit.bench.compression TASK`: measures, and writes the rows as one line."""
+    """Measure a task given as JSON, and print the rows as one line of JSON."""
     print(json.dumps(in_this_process(**json.loads(sys.argv[1]))))
 
 
@@ -246,17 +248,20 @@ def main() -> None:
     "--compressors",
     "chosen",
     callback=compressors,
-    help="QSGD,'{name: TopK, threshold: exact}'; default: all that need no fields.",
+    help="Compressors, e.g. QSGD,'{name: TopK, threshold: exact}'.  [default: all without required "
+    "fields]",
 )
-@click.option("--elements", default=5_800_000, show_default=True, help="Of the float32 vector.")
-@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--elements", default=5_800_000, show_default=True, help="Elements of the float32 vector."
+)
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(chosen: list[Compressor], elements: int, repeats: int, file: Path | None) -> None:
-    """Time every compressor on one thread, beside a copy of the same bytes."""
+    """Time compressors on one thread, relative to a copy of the same bytes."""
     rows = measure(chosen or None, elements, repeats)
     errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
     columns = {"case": "compressor", "what": "what"} | TIMES
-    columns |= {"to_copy": "copies", "bytes": "bytes", "ratio": "ratio", "lost": "error"}
+    columns |= {"to_copy": "x copy time", "bytes": "bytes", "ratio": "ratio", "lost": "error"}
     shown = [row | {"lost": error} for row, error in zip(rows, errors, strict=True)]
     say(format_rows(shown, columns))
     write_rows(rows, file)

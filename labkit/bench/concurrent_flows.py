@@ -1,4 +1,4 @@
-"""Two flows at once on a real link, and on the emulated one."""
+"""A benchmark of two concurrent flows (messages) on a real link and on its emulation."""
 
 from __future__ import annotations
 
@@ -12,55 +12,59 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.linked_processes import joined_at
-from labkit.bench.pair import LEAD, Pair, connections
+from labkit.bench.linked_processes import linked_ranks
+from labkit.bench.pair import LEAD, RankPair, connections
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.quantities import bits_of
 from labkit.communicator.clock import WALL
-from labkit.frameworks.namespaces import FRAME, class_of, require_means
-from labkit.network import Network, drained
+from labkit.frameworks.namespaces import FRAME, class_of, require_tools
+from labkit.network import Network, finish_times
 
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-# Bytes of both flows, and the delay of the second as a share of the undisturbed first's time.
+# Each case has the bytes of both flows, and the delay of the second flow as a share of the time
+# that the first flow takes alone.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# Bytes of each connection in flight at most: several times the capacity of the link, and few
-# beside a message.
+# This is the maximum number of bytes in flight on a connection: several times the link's
+# bandwidth-delay product, but much less than a message.
 WINDOW = 2**16
-CLAMP = 10  # TCP_WINDOW_CLAMP of Linux
+CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
 
-Case = tuple[int, int, float]  # bytes of the first and of the second; s by which that starts later
+Case = tuple[int, int, float]  # bytes of the first and second flow; delay of the second, s
 
 
 def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
-    """Time two messages from one rank to another at once, on a real link and on its emulation.
+    """Time two concurrent messages between two ranks, on a real link and on its emulation.
 
-    Two TCP connections share the real link, whose queue serves them in turn (`rate_limited_link`).
+    Two TCP connections share the real link, whose queue serves both in turn (see
+    `rate_limited_link`).
 
     Args:
-        rates: of the link in bits/s, such as "100Mb".
-        repeats: rounds over both links and all cases; a median each.
+        rates: Rates of the link in bits/s, such as "100Mb".
+        repeats: Number of rounds over both links and all cases.
 
     Returns:
-        A row a rate, case and flow: seconds from the first one's start to its own end.
+        One row per rate, case and flow, with the time from the start of the first flow to the end
+        of this flow.
 
     Raises:
-        InvalidInput: a rate that cannot be. LabkitError: see `rate_limited_link`.
+        InvalidInput: A rate is invalid.
+        LabkitError: See `rate_limited_link`.
     """
     bits = {rate: bits_of(rate) for rate in rates}
     if repeats < 1:
-        raise InvalidInput(f"repeats={repeats}: give 1 at least")
-    require_means()
+        raise InvalidInput(f"repeats={repeats}: give 1 or more")
+    require_tools()
     with Cluster(workers=2) as cluster:
         return [row for rate in rates for row in _at(rate, bits[rate], cluster, repeats)]
 
 
 def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
-    """The rows of one rate."""
-    with joined_at(bits, "labkit.bench.concurrent_flows", flows=2) as ranks:
+    """Return the rows of all cases at one rate of the link."""
+    with linked_ranks(bits, "labkit.bench.concurrent_flows", flows=2) as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         speed = bits / 8 * link["payload"] / FRAME
         network = Network(latency=link["latency"], bandwidth=speed, name=rate)
@@ -70,11 +74,11 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
             ranks.ask(cases)
             real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(both, cases, network=network)[1])
-    times = 1e3 * np.array([real, emulated])  # (link, repeat, case, flow)
+    times = 1e3 * np.array([real, emulated])  # ms; axes: link, repeat, case, flow
     rows = []
     for number, case in enumerate(cases):
         *sizes, later = case
-        by_hand = drained([[0], [0]], sizes, [0.0, later], [speed]) + link["latency"]
+        by_hand = finish_times([[0], [0]], sizes, [0.0, later], [speed]) + link["latency"]
         for flow in (0, 1):
             one, other = times[:, :, number, flow]
             name = f"flow {flow + 1} of {sizes[0]} and {sizes[1]} bytes, {1e3 * later:.0f} ms later"
@@ -101,12 +105,12 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
 
 
 def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]:
-    """Return the seconds to the end of each flow from rank 0, of each case (runs on ranks)."""
+    """Return, for each case, the seconds until each flow from rank 0 ends (runs on ranks)."""
     found = []
     clock = communicator.clock
     for first, second, later in cases:
         data = [np.zeros(first, np.uint8), np.zeros(second, np.uint8)]
-        communicator.meet("two flows")
+        communicator.barrier("two flows")
         start = max(communicator.allgather(clock.now())) + LEAD
         clock.sleep_until(start)
         ends = [0.0, 0.0]
@@ -116,7 +120,7 @@ def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]
             posted += communicator.post(data[1], 1, 1)
             communicator.finish(posted)
         else:
-            communicator.recv(data[1], 0, 1)  # the second never ends behind the first
+            communicator.recv(data[1], 0, 1)  # the second flow never ends after the first flow
             ends[1] = clock.now() - start
             communicator.recv(data[0], 0, 0)
             ends[0] = clock.now() - start
@@ -124,8 +128,8 @@ def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]
     return found
 
 
-def _case(rank: Pair, flows: list[socket.socket], case: Case) -> list[float]:
-    """Return the seconds to the end of each flow from rank 1 on the real link, of one case."""
+def _case(rank: RankPair, flows: list[socket.socket], case: Case) -> list[float]:
+    """Return the seconds until each flow of a case, from rank 1 on the real link, ends."""
     first, second, later = case
     start = max(rank.allgather(WALL.now())) + LEAD
 
@@ -141,35 +145,35 @@ def _case(rank: Pair, flows: list[socket.socket], case: Case) -> list[float]:
     return rank.allgather(found)[0]
 
 
-def _ends(flows: list[socket.socket], left: list[int], start: float) -> list[float]:
-    """Return when the last byte of each flow arrives, s since the start."""
+def _ends(flows: list[socket.socket], remaining: list[int], start: float) -> list[float]:
+    """Return the seconds from the start to the arrival of each flow's last byte."""
     ends, room = [0.0] * len(flows), bytearray(2**20)
     with selectors.DefaultSelector() as ready:
         for number, flow in enumerate(flows):
             ready.register(flow, selectors.EVENT_READ, number)
-        while any(left):
+        while any(remaining):
             for key, _ in ready.select():
                 number = key.data
-                received = flows[number].recv_into(room, min(len(room), left[number]))
+                received = flows[number].recv_into(room, min(len(room), remaining[number]))
                 if not received:
-                    raise LabkitError("the other rank has closed the connection")
-                left[number] -= received
-                if left[number] == 0:
+                    raise LabkitError("the other rank closed the connection")
+                remaining[number] -= received
+                if remaining[number] == 0:
                     ends[number] = WALL.now() - start
                     ready.unregister(key.fileobj)
     return ends
 
 
 def main() -> None:
-    """Time the cases of each line of stdin: `… -m labkit.bench.concurrent_flows RANK ADDRESS`."""
+    """Time the cases of each stdin line: `python -m labkit.bench.concurrent_flows RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     control, *flows = connections(rank, address, 3)
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for number, flow in enumerate(flows):
         flow.setsockopt(socket.IPPROTO_TCP, CLAMP, WINDOW)
         flow.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_of(number))
-    pair = Pair(control, rank)
-    for _ in range(2):  # opens TCP's windows
+    pair = RankPair(control, rank)
+    for _ in range(2):  # untimed messages grow the TCP congestion windows
         _case(pair, flows, (2**21, 2**21, 0.0))
     payload = control.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     print(json.dumps({"latency": pair.latency(), "payload": payload}), flush=True)

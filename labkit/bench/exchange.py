@@ -1,4 +1,4 @@
-"""What the exchange of gradients adds to a training step."""
+"""A benchmark of the time that the gradient exchange adds to a training step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.bench import breakdown
-from labkit.bench.interleave import STEPS, WARM, Step, take
-from labkit.bench.steps import CASES, WORD_CASES, Averaging, Model, WordModel
+from labkit.bench.interleave import STEPS, WARM, Step, time_interleaved
+from labkit.bench.steps import CASES, WORD_CASES, Averaging, BenchModel, WordModel
 from labkit.bench.timing import Row, added, head, spread
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
 
 KNOWN = CASES | WORD_CASES
-USUAL = AllReduce().schedule  # what the others are held against
-CHAIN = 10  # steps in a row where they reach into each other; behind the last one, all is done
-DENSE = ", dense"  # a schedule that gets the gradients of a table whole
+USUAL = AllReduce().schedule  # schedule with which all other schedules are compared
+CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
+DENSE = ", dense"  # suffix of a schedule that gets an embedding's gradients as dense tensors
 
 
 def measure(
@@ -38,56 +38,66 @@ def measure(
     network: str | Network | None = None,
     repeats: int = 5,
     bucket_bytes: int = 4 * 2**20,
-    others: Callable[[], None] | None = None,
-    where: bool = False,
+    measure_others: Callable[[], None] | None = None,
+    with_breakdown: bool = False,
 ) -> list[Row]:
-    """Time local steps, exchanged steps and the bare allreduce of the same bytes, interleaved.
+    """Time local steps, steps with exchange, and an allreduce of the same bytes, interleaved.
 
-    "local" is the same step on all ranks at once without exchange. How kinds take turns, and what
-    is compared with what, says `labkit.bench.interleave`.
+    A "local" step is the same training step without exchange, on all ranks concurrently.
+    `labkit.bench.interleave` describes the order of the kinds of steps and their comparison.
 
     Args:
-        workers: ranks of one thread.
-        cases: names of `labkit.bench.steps.CASES` and `WORD_CASES`.
-        schedules: of the exchange.
-        algorithm: see `Exchange`.
-        network: a network to emulate; None: this machine's own.
-        repeats: rounds over everything.
-        bucket_bytes: see `Exchange`.
-        others: measures something else for one repeat; called after each of the repeats here.
-        where: also say where the time goes that the usual schedule adds, on one host.
+        workers: Number of ranks, with one thread each.
+        cases: Names of `labkit.bench.steps.CASES` and `WORD_CASES`.
+        schedules: Schedules of the exchange.
+        algorithm: Allreduce algorithm of the buckets, see `Exchange`.
+        network: Network to emulate; None: this machine's network.
+        repeats: Number of rounds over all cases and kinds of steps.
+        bucket_bytes: Size of a gradient bucket in bytes, see `Exchange`.
+        measure_others: Function that measures other frameworks for one repeat; called after each
+            repeat.
+        with_breakdown: Whether to break down the time that schedule "sequential" adds, on one host.
 
     Returns:
-        One row a case and kind ("local", "raw allreduce", a schedule): median, least and 90th
-        percentile of the repeats' medians (ms); for schedules also what they add to the local
-        step, by repeat and as the median, and whether all ranks ended with the same weights.
-        Beside the usual schedule, the others say what they save of its step, and what they would
-        save if a line without delay served the same buckets, ready when they were, in the best
-        order (`labkit.records.overlap.Overlap`). Of words, each schedule stands there twice:
-        gradients as rows, and dense.
+        One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
+        and 90th percentile of the repeats' medians (ms). Rows of schedules also contain the time
+        added to the local step, and whether all ranks have the same weights at the end. Rows of
+        other schedules than "sequential" contain the time saved in comparison with "sequential".
+        They also contain the time that an ideal link would save with the same buckets in the best
+        order (`labkit.records.overlap.Overlap`). For word models, each schedule has two rows: one
+        with sparse gradients (embedding rows), one with dense gradients.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-    turns = repeats if others else 1
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    turns = repeats if measure_others else 1
     with Cluster(workers=workers) as cluster:
         for _ in range(turns):
             for name in cases:
-                each = repeats // turns
-                given = (name, list(schedules), algorithm, each, bucket_bytes, where)
-                found[name] += cluster.call(_measure, *given, ranks=workers, network=network)[:1]
-            if others:
-                others()
-    told = None if network is None else str(network)
+                turn_repeats = repeats // turns
+                options = (
+                    name,
+                    list(schedules),
+                    algorithm,
+                    turn_repeats,
+                    bucket_bytes,
+                    with_breakdown,
+                )
+                results[name] += cluster.call(_measure, *options, ranks=workers, network=network)[
+                    :1
+                ]
+            if measure_others:
+                measure_others()
+    network_text = None if network is None else str(network)
     return [
-        head("exchange", name, what, workers, told, repeats=repeats) | row
+        head("exchange", name, what, workers, network_text, repeats=repeats) | row
         for name in cases
-        for what, row in _rows(_joined(found[name]))
+        for what, row in _rows(_joined(results[name]))
     ]
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of all turns: repeats one behind the other; what was chosen is told of the last."""
+    """Join the results of all turns: concatenate the repeats, and reduce the other values."""
 
     def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
@@ -107,10 +117,10 @@ def _measure(
     bucket_bytes: int,
     where: bool,
 ) -> dict[str, Any]:
-    """On each rank: seconds of steps, a median a repeat, by kind."""
+    """Return the measurements of one case, by kind of step (runs on ranks)."""
     from labkit.exchange import Exchange
 
-    kind_of_model = WordModel if name in WORD_CASES else Model
+    kind_of_model = WordModel if name in WORD_CASES else BenchModel
     if name in WORD_CASES:
         schedules = [each + more for each in schedules for more in ("", DENSE)]
     local = kind_of_model(KNOWN[name], communicator.rank)
@@ -126,19 +136,19 @@ def _measure(
             mean = exchange.mean if schedule == kind else _dense(exchange.mean)
             steps[kind] = model.step(mean)
     buffer = communicator.allocate(KNOWN[name].parameters)
-    buffer[...] = 0.0  # stays so: sums of sums would overflow
+    buffer[...] = 0.0  # repeated sums of other values would overflow
 
     def sum_raw() -> None:
-        communicator.patience.polite = False  # nothing computes meanwhile
+        communicator.wait_policy.polite = False  # waiting may use the cores: no computation runs
         communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
     steps["raw allreduce"] = sum_raw
     if where:
-        handed = kind_of_model(KNOWN[name], communicator.rank)
-        steps |= breakdown.kinds(communicator, KNOWN[name].parameters, handed.step)
-    taken = take(
+        handover_model = kind_of_model(KNOWN[name], communicator.rank)
+        steps |= breakdown.kinds(communicator, KNOWN[name].parameters, handover_model.step)
+    taken = time_interleaved(
         steps,
-        lambda: communicator.meet("the next step of a benchmark"),
+        lambda: communicator.barrier("the next step of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
         counts,
@@ -151,7 +161,7 @@ def _measure(
     all_events = communicator.allgather([*usual]) if where else []
     return {
         "seconds": taken.seconds,
-        "where": breakdown.taken(all_events, repeats * STEPS) if where else {},
+        "where": breakdown.phase_medians(all_events, repeats * STEPS) if where else {},
         "added": taken.added,
         "same": same,
         "nbytes": 4 * KNOWN[name].parameters,
@@ -168,7 +178,7 @@ def _measure(
 
 
 def _dense(mean: Averaging) -> Averaging:
-    """The mean of gradients as tensors, whatever they are."""
+    """Return an averaging function that first converts all gradients to dense tensors."""
 
     def call(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         import tensorflow as tf
@@ -179,7 +189,7 @@ def _dense(mean: Averaging) -> Averaging:
 
 
 def _events(exchange: Exchange, steps: int) -> dict[str, float]:
-    """Events that a step has recorded, and what appending one costs, measured here and now."""
+    """Return the number of timeline events per step, and the seconds to record one event."""
     from labkit.communicator import WALL
     from labkit.exchange import Timeline
 
@@ -193,7 +203,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Seconds by which the last steps stood longer than an ideal line would let them: median."""
+    """Return the median seconds per step by which exposed time exceeds that of an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -204,7 +214,7 @@ def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
-    """Each kind of step and what was measured of it."""
+    """Yield the name and the row of each kind of step, then the rows of the breakdown."""
     for kind, seconds in found["seconds"].items():
         row: Row = {"bytes": found["nbytes"], **spread(seconds)}
         if kind in found["same"]:
@@ -225,7 +235,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
-    """What a schedule saves of the usual one's step, by repeat, and would save without delay."""
+    """Return the time that a schedule saves compared with `USUAL`, and the ideal saving (ms)."""
     saved = 1e3 * (np.array(added[USUAL]) - np.array(added[kind]))
     return {
         "saved_ms": float(np.median(saved)),

@@ -1,4 +1,4 @@
-"""`labkit bench exchange`: its options, and a table of labkit beside other frameworks."""
+"""`labkit bench exchange`: options, and a table that compares labkit with other frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from labkit.bench import exchange
 from labkit.bench.command import AS_JSON, NETWORK, TIMES, format_rows, names, write_rows
-from labkit.bench.peers import beside
+from labkit.bench.peers import peer_comparison
 from labkit.bench.steps import WORD_CASES
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput
@@ -21,36 +21,56 @@ EXCHANGE = {
     "case": "case",
     "what": "what",
     **TIMES,
-    "limit_ms": "limit",
-    "added": "added ms (least to most)",
+    "limit_ms": "limit ms",
+    "added": "added ms (min to max)",
     "same_weights": "same weights",
 }
-BESIDE = {"ours_to_theirs": "added by ours : by theirs", "version": ""}
-OVERLAP = {"saved": "ms saved of what an ideal line would", "recording": "recording"}
+BESIDE = {"ours_to_theirs": "added by labkit / by peer", "version": ""}
+OVERLAP = {"saved": "ms saved (min to max) of ideal", "recording": "recording"}
 
 
 @click.command("exchange")
-@click.option("--workers", default=2, show_default=True, help="MPI ranks of one thread.")
+@click.option(
+    "--workers", default=2, show_default=True, help="Number of MPI ranks, with one thread each."
+)
 @click.option(
     "--cases",
     default="mlp-1024,mlp-2048,cnn",
     show_default=True,
     callback=names,
-    help="Models, with commas; there are deep-mlp and embedding, too.",
+    help="Models, separated by commas; also available: deep-mlp, embedding.",
 )
-@click.option("--schedules", default="sequential,overlap", show_default=True, callback=names)
-@click.option("--algorithm", default="auto", show_default=True, help="How buckets are summed.")
+@click.option(
+    "--schedules",
+    default="sequential,overlap",
+    show_default=True,
+    callback=names,
+    help="Schedules of the exchange, separated by commas.",
+)
+@click.option(
+    "--algorithm", default="auto", show_default=True, help="Allreduce algorithm of the buckets."
+)
 @NETWORK
-@click.option("--repeats", default=5, show_default=True, help="Rounds over everything.")
-@click.option("--bucket-bytes", default=4 * 2**20, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--repeats", default=5, show_default=True, help="Rounds over all cases and kinds of steps."
+)
+@click.option(
+    "--bucket-bytes",
+    default=4 * 2**20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Size of a gradient bucket in bytes.",
+)
 @click.option(
     "--peer",
     "peers",
     default=None,
     callback=names,
-    help="Other frameworks in turns with it: multi_worker_mirrored,ddp,fsdp,horovod,jax.",
+    help="Other frameworks to compare: multi_worker_mirrored,ddp,fsdp,horovod,jax.",
 )
-@click.option("--where", is_flag=True, help="Also say where the time goes that sequential adds.")
+@click.option(
+    "--breakdown", is_flag=True, help="Also break down the time that schedule sequential adds."
+)
 @AS_JSON
 def command(
     workers: int,
@@ -61,33 +81,34 @@ def command(
     repeats: int,
     bucket_bytes: int,
     peers: list[str],
-    where: bool,
+    breakdown: bool,
     file: Path | None,
 ) -> None:
-    """What the exchange of gradients adds to a training step, beside other frameworks."""
-    # Before the engines: they take seconds to start.
-    _validate_options(workers, cases, schedules, algorithm, network, repeats, where)
-    beside.check(peers, network)
-    others = beside.Beside(peers, cases, workers) if peers else None
-    given = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
-    rows = exchange.measure(*given, others.turn if others else None, where)
+    """Time what the gradient exchange adds to a step, optionally against other frameworks."""
+    # Options are validated before the engines start, because a start takes seconds.
+    _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
+    peer_comparison.validate_peers(peers, network)
+    others = peer_comparison.PeerComparison(peers, cases, workers) if peers else None
+    arguments = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
+    rows = exchange.measure(*arguments, others.turn if others else None, breakdown)
     say(format_rows([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
     for row in rows:
         if "why" in row:
             say(f"{row['case']} {row['what']}: {row['algorithm']}, {row['why']}")
     if others:
-        found = others.rows(rows)
-        if found:
-            say(format_rows([_with_spread(row) for row in found], EXCHANGE | BESIDE))
+        peer_rows = others.rows(rows)
+        if peer_rows:
+            say(format_rows([_with_spread(row) for row in peer_rows], EXCHANGE | BESIDE))
         for remark in others.remarks:
             say(f"peer {remark}", err=True)
-        # A file has them together: `peer` tells them apart.
-        rows += found
+        # The file contains the rows of labkit and of other frameworks; the field `peer`
+        # distinguishes them.
+        rows += peer_rows
     write_rows(rows, file)
 
 
 def _with_spread(row: Row) -> Row:
-    """The row with what it adds to the local step, and its spread, in one cell."""
+    """Return the row with added texts for the added time and the saved time with their spreads."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]
@@ -107,12 +128,12 @@ def _validate_options(
     algorithm: str,
     network: str | None,
     repeats: int,
-    where: bool,
+    breakdown: bool,
 ) -> None:
     if workers < 2 or repeats < 1:
         raise InvalidInput(
-            f"workers={workers}, repeats={repeats}: an exchange wants 2 workers or more, and a "
-            "median 1 repeat or more"
+            f"workers={workers}, repeats={repeats} is not enough to time an exchange; give 2 or "
+            "more workers and 1 or more repeats"
         )
     for field, values, allowed in (
         ("schedule", schedules, SCHEDULES),
@@ -120,17 +141,19 @@ def _validate_options(
     ):
         unknown = [value for value in values if value not in allowed]
         if unknown or not values:
-            given = repr(unknown[0]) if unknown else "nothing"
-            raise InvalidInput(f"{field}={given} is not known; allowed: {', '.join(allowed)}")
+            value = repr(unknown[0]) if unknown else "nothing"
+            raise InvalidInput(f"{field}={value} is not known; allowed: {', '.join(allowed)}")
     words = [name for name in cases if name in WORD_CASES]
     own = [name for name in schedules if SCHEDULES[name].into_next]
     if words and own:
         raise InvalidInput(
-            f"schedule={own[0]!r} updates dense layers one by one; {words[0]!r} has rows: leave "
-            "one of them out"
+            f"schedule={own[0]!r} updates dense layers one by one, but {words[0]!r} has gradients "
+            "as rows; remove one of them"
         )
-    if where and "sequential" not in schedules:
-        raise InvalidInput("--where is about schedule sequential, which --schedules leaves out")
-    if where and words:
-        raise InvalidInput(f"--where is about dense gradients; {words[0]!r} has rows: leave it out")
+    if breakdown and "sequential" not in schedules:
+        raise InvalidInput("--breakdown needs schedule sequential; add it to --schedules")
+    if breakdown and words:
+        raise InvalidInput(
+            f"--breakdown needs dense gradients, but {words[0]!r} has rows; remove it from --cases"
+        )
     refuse_unmetered(algorithm, network)

@@ -1,4 +1,4 @@
-"""One script of faults, run with every strategy that takes it."""
+"""Runs of all strategies with the same list of injected faults."""
 
 from __future__ import annotations
 
@@ -13,58 +13,65 @@ from labkit.records.run import Run
 from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
 
-class Calm(NamedTuple):
-    """A run without faults, and its experiment."""
+class FaultFreeRun(NamedTuple):
+    """An experiment without injected faults, and its run."""
 
-    asked: Experiment
+    experiment: Experiment
     run: Run
 
 
-Pairs = dict[str, tuple[Run, Run | None]]  # undisturbed, and with the script; None: refused
+Pairs = dict[
+    str, tuple[Run, Run | None]
+]  # by strategy: run without faults, and run with faults (None: the strategy rejects them)
 
 
-def entrants(base: Experiment) -> dict[str, Strategy]:
-    """Return all strategies that an experiment takes, by name, with three kinds of servers."""
-    found: dict[str, Strategy] = {name: kind() for name, kind in STRATEGIES.items()}
-    found["ParameterServer, backup"] = ParameterServer(backups=1)
-    found["ParameterServer, asynchronous"] = ParameterServer(synchronous=False)
-    return {name: each for name, each in found.items() if _takes(base, each)}
+def supported_strategies(base: Experiment) -> dict[str, Strategy]:
+    """Return strategies that support an experiment with faults, and variants of ParameterServer."""
+    strategies: dict[str, Strategy] = {name: kind() for name, kind in STRATEGIES.items()}
+    strategies["ParameterServer, backup"] = ParameterServer(backup_workers=1)
+    strategies["ParameterServer, asynchronous"] = ParameterServer(synchronous=False)
+    return {name: each for name, each in strategies.items() if _supports_faults(base, each)}
 
 
-def undisturbed(
+def run_without_faults(
     cluster: Cluster, base: Experiment, strategies: Mapping[str, Strategy]
-) -> dict[str, Calm]:
-    """Run each strategy without faults; leave out those that refuse the model."""
+) -> dict[str, FaultFreeRun]:
+    """Run each strategy without faults; leave out strategies that reject the model."""
     found = {}
     for name, strategy in strategies.items():
-        asked = base.replace(strategy=strategy)
+        experiment = base.replace(strategy=strategy)
         try:
-            found[name] = Calm(asked, cluster.run(asked, show=False))
+            found[name] = FaultFreeRun(experiment, cluster.run(experiment, show=False))
         except InvalidInput:
             continue
     return found
 
 
-def league(cluster: Cluster, calm: Mapping[str, Calm], script: Sequence[Fault]) -> Pairs:
-    """Run each of these again with faults; a strategy that would wait for ever refuses them."""
-    return {name: (run, _hit(cluster, asked, tuple(script))) for name, (asked, run) in calm.items()}
+def run_with_faults(
+    cluster: Cluster, calm: Mapping[str, FaultFreeRun], script: Sequence[Fault]
+) -> Pairs:
+    """Run each experiment again with faults; a strategy that would deadlock rejects faults."""
+    return {
+        name: (run, _hit(cluster, experiment, tuple(script)))
+        for name, (experiment, run) in calm.items()
+    }
 
 
 def _hit(cluster: Cluster, calm: Experiment, faults: tuple[Fault, ...]) -> Run | None:
-    """Return the run with faults, also where it fails; None where the strategy refuses them."""
+    """Return the run with faults, even if it fails; None if the strategy rejects the faults."""
     try:
-        asked = calm.replace(faults=faults)
+        experiment = calm.replace(faults=faults)
     except InvalidInput:
         return None
-    live = cluster.submit(asked)
+    handle = cluster.submit(experiment)
     try:
-        return live.result()
+        return handle.result()
     except LabkitError:
-        assert live.run is not None  # for the type checker: it has ended
-        return live.run
+        assert handle.run is not None  # tells the type checker that the run has ended
+        return handle.run
 
 
-def _takes(base: Experiment, strategy: Strategy) -> bool:
+def _supports_faults(base: Experiment, strategy: Strategy) -> bool:
     try:
         base.replace(strategy=strategy, faults=(Fault(kind="slow", rank=0, step=0),))
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""TensorFlow's own strategies against one process: weights, milliseconds and bytes of each."""
+"""Comparison of TensorFlow's distribution strategies with one process: weights, times, bytes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,19 @@ CASES: dict[str, dict[str, JSON]] = {
 }
 OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
 STEPS = 20
-MOST_APART = 1e-12  # of weights in float64; what another order of summation comes to is less
+MOST_APART = 1e-12  # maximum difference of float64 weights, above that by summation order
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a rank has found: seconds a step, bytes a step, and how far weights are apart."""
+class Comparison:
+    """The measurement of one training on a rank.
+
+    Attributes:
+        seconds: Seconds of each step.
+        wire_bytes: Mean bytes per step that the rank sends over the network.
+        apart: Largest absolute difference of a weight from that of training in one process.
+        exchanged: The strategy's record of its gradient exchange.
+    """
 
     seconds: list[float]
     wire_bytes: float
@@ -45,7 +52,7 @@ class Held:
 
 
 def kinds_on(network: str | Network | None) -> list[str]:
-    """The kinds that there can be: on a real link those that have processes."""
+    """Return the supported kinds of strategies; a network excludes kinds with a single process."""
     return [kind for kind in TF_KINDS if network is None or kind not in TF_LOCAL]
 
 
@@ -55,15 +62,15 @@ def experiments(
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
     network: str | Network | None = None,
 ) -> list[Experiment]:
-    """Each kind on each model with each optimizer: 20 steps in float64 on uneven parts.
+    """Return experiments of each strategy kind, model and optimizer, with 20 steps in float64.
 
-    With a network each talks over a real link of its bandwidth, see `TFDistribute`. Where no kinds
-    are given, they are those of `kinds_on`.
-
-    Servers have one worker, with which they train as one process does; others have two.
+    If a network is given, processes communicate over a real link that is limited to its bandwidth
+    (see `TFDistribute`). If no kinds are given, all kinds of `kinds_on` are used. Shards are
+    uneven. Parameter servers have one worker, because they then train exactly as one process. All
+    other kinds have two workers.
 
     Raises:
-        InvalidInput: a kind, a case or an optimizer that is not known.
+        InvalidInput: A kind, case or optimizer is unknown.
     """
     return [
         Experiment(
@@ -74,7 +81,7 @@ def experiments(
             strategy=TFDistribute.model_validate({"kind": kind}),
             workers=1 if lookup(TF_KINDS, kind, "kind").synchronization == "asynchronous" else 2,
             batch_size=51,
-            steps=STEPS,
+            steps_per_epoch=STEPS,
             precision="float64",
             network=network,
         )
@@ -84,24 +91,26 @@ def experiments(
     ]
 
 
-def measure(cluster: Cluster, asked: Sequence[Experiment]) -> Iterator[tuple[Row, dict[str, JSON]]]:
-    """A row an experiment: what one process has other weights by, what a step costs; its record."""
-    for experiment in asked:
+def measure(
+    cluster: Cluster, experiments: Sequence[Experiment]
+) -> Iterator[tuple[Row, dict[str, JSON]]]:
+    """Yield, per experiment, a row with times and weight differences, and `exchanged`."""
+    for experiment in experiments:
         assert isinstance(experiment.strategy, TFDistribute)  # for the type checker
-        found = cluster.call(hold, experiment, ranks=experiment.ranks)[0]
+        result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
-        timed = found.seconds[1:]  # the first one traces
+        timed = result.seconds[1:]  # the first step includes tracing
         network = Network.parse(experiment.network)
         link = (network.name or f"{8e-6 * network.bandwidth:g} Mb/s") if network else None
         row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
-        row["max_abs_difference"] = found.apart
-        row["correct"] = found.apart <= MOST_APART  # False also where a weight is not a number
-        row["wire_bytes_per_step"] = found.wire_bytes
-        yield row, found.exchanged
+        row["max_abs_difference"] = result.apart
+        row["correct"] = result.apart <= MOST_APART  # NaN also gives False
+        row["wire_bytes_per_step"] = result.wire_bytes
+        yield row, result.exchanged
 
 
-def hold(communicator: Communicator, experiment: Experiment) -> Held:
-    """On a rank: train, and compare every weight with one process's."""
+def compare_with_one_process(communicator: Communicator, experiment: Experiment) -> Comparison:
+    """Train, and compare every weight with training in one process (runs on ranks)."""
     from labkit.worker import reference
     from labkit.worker.feed import read
     from labkit.worker.recorder import Recorder
@@ -121,14 +130,25 @@ def hold(communicator: Communicator, experiment: Experiment) -> Held:
         each = [np.abs(a - b).max(initial=0) for a, b in zip(own, one, strict=True)]
         apart = float(np.max(each))
     wire = float(np.mean([row["wire_bytes"] for row in recorder.rows]))
-    return Held([row["seconds"] for row in recorder.rows], wire, apart, session.exchanged or {})
+    return Comparison(
+        [row["seconds"] for row in recorder.rows], wire, apart, session.exchanged or {}
+    )
 
 
 @click.command("tf")
-@click.option("--kinds", default=None, callback=names, help="Names with commas; default: all.")
-@click.option("--cases", default="mlp,cnn,rnn", show_default=True, callback=names)
-@click.option("--optimizers", default="sgd,adam", show_default=True, callback=names)
-@click.option("--network", default=None, help="A preset: of a real link (Linux, as root).")
+@click.option(
+    "--kinds",
+    default=None,
+    callback=names,
+    help="Kinds of strategies, separated by commas.  [default: all]",
+)
+@click.option("--cases", default="mlp,cnn,rnn", show_default=True, callback=names, help="Models.")
+@click.option(
+    "--optimizers", default="sgd,adam", show_default=True, callback=names, help="Optimizers."
+)
+@click.option(
+    "--network", default=None, help="Network preset whose rate a real link gets (Linux, root)."
+)
 @AS_JSON
 def command(
     kinds: list[str],
@@ -137,22 +157,22 @@ def command(
     network: str | None,
     file: Path | None,
 ) -> None:
-    """Hold TensorFlow's own strategies against one process, weight by weight, in float64.
+    """Compare TensorFlow's strategies with one process, weight by weight, in float64.
 
-    Ends with an error where weights are more than 1e-12 apart after 20 steps.
+    The command fails if weights differ by more than 1e-12 after 20 steps.
     """
-    # Before engines start.
-    asked = experiments(kinds, cases, optimizers, network)
-    if left := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
-        say(f"left out: {', '.join(left)}, of one process each, which no network joins")
-    with Cluster(workers=max(each.ranks for each in asked), limit=300) as cluster:
-        rows = [row for row, _ in measure(cluster, asked)]
+    # Options are validated before engines start.
+    tasks = experiments(kinds, cases, optimizers, network)
+    if omitted := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
+        say(f"left out: {', '.join(omitted)}, because one process uses no network")
+    with Cluster(workers=max(task.ranks for task in tasks), timeout=300) as cluster:
+        rows = [row for row, _ in measure(cluster, tasks)]
     shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]
-    columns = {"case": "case", "what": "strategy", "workers": "workers", "apart": "weights apart"}
-    columns |= {"correct": "the same"} | TIMES | {"wire_bytes_per_step": "bytes a step"}
+    columns = {"case": "case", "what": "strategy", "workers": "workers", "apart": "max difference"}
+    columns |= {"correct": "equal"} | TIMES | {"wire_bytes_per_step": "bytes per step"}
     say(format_rows(shown, columns))
     write_rows(rows, file)
     if failed := [f"{row['what']} on {row['case']}" for row in rows if not row["correct"]]:
         raise LabkitError(
-            f"failed: more than {MOST_APART:g} from one process's weights: {', '.join(failed)}"
+            f"weights differ by more than {MOST_APART:g} from one process: {', '.join(failed)}"
         )

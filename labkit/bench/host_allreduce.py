@@ -1,4 +1,4 @@
-"""Allreduces between hosts, measured on the ranks of a cluster and predicted."""
+"""A benchmark of allreduces between hosts, compared with the simulator's predictions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.bench.host_selection import PAYLOAD, HostSelection, groups
-from labkit.bench.timing import Row, check, head, spread, timed
+from labkit.bench.timing import Row, head, spread, timed, verify_sum
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.common.units import bits_text, seconds_text
-from labkit.communicator import Communicator, check_algorithm
+from labkit.communicator import Communicator, validate_algorithm
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Simulation, simulate
 
-SLICE = 0.25  # seconds spent on one algorithm and size in one repeat
-BASE = "ring"  # to which the others are held
-LARGE = 2**22  # bytes of a message whose time tells the bandwidth
-PINGS, FEW = 200, 20  # round trips of one byte, and of LARGE bytes
+SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
+BASE = "ring"  # algorithm with which all other algorithms are compared
+LARGE = 2**22  # bytes of the message that measures the bandwidth
+PINGS, FEW = 200, 20  # number of round trips of one byte, and of LARGE bytes
 
 
 def refuse_impossible(
     algorithms: Sequence[str], sizes: Sequence[int], repeats: int, trained: Sequence[str] = (BASE,)
 ) -> None:
-    """Refuse impossible arguments before anything starts. Raises: InvalidInput."""
+    """Raise InvalidInput for arguments that `measure` does not support."""
     for names in (algorithms, trained):
         for name in names:
-            check_algorithm(name)
+            validate_algorithm(name)
         if BASE not in names or "shared_memory" in names:
-            raise InvalidInput(f"{short(list(names))} between hosts: give {BASE!r}, and others")
+            raise InvalidInput(
+                f"{short(list(names))} between hosts: include {BASE!r}, omit 'shared_memory'"
+            )
     if min(sizes, default=0) < 4 or repeats < 1:
         raise InvalidInput(f"sizes={short(list(sizes))}, repeats={repeats}: give 4 bytes, 1 repeat")
 
@@ -42,25 +44,26 @@ def measure(
     sizes: Sequence[int],
     repeats: int = 5,
 ) -> tuple[list[Row], Network]:
-    """Time float32 allreduces of all algorithms and sizes, interleaved, and check the sums.
+    """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
 
     Returns:
-        A row an algorithm and size: spread over repeats of median calls (ms); `correct`; how many
-        times as long the ring takes, `ratio` by repeat; `link_bytes` that left the host of rank 0
-        in a call (of "mpi" the least that must), `wire_bytes` that all ranks sent. Of what has a
-        schedule the same as simulated: `predicted_ms`, `predicted_ratio`, `predicted_link_bytes`,
-        and `other_place_ms`, were ranks dealt out the other way. And the network that was
-        simulated: what is emulated, or what a ping-pong measured.
+        The rows, and the network that the predictions assume: the emulated network, or a network
+        measured by ping-pong. Each algorithm and size has a row with these values: the spread over
+        repeats of the median call (ms); `correct`; `ratio`, the ring's time divided by the
+        algorithm's time; `link_bytes`, the bytes per call that left the host of rank 0 (for "mpi" a
+        lower bound); and `wire_bytes`, the bytes per call sent by all ranks. An algorithm with a
+        schedule also has the simulated `predicted_ms`, `predicted_ratio`, `predicted_link_bytes`,
+        and `other_mapping_ms` for the other mapping of ranks to hosts.
 
     Raises:
-        InvalidInput: all ranks are on one host.
+        InvalidInput: All ranks are on one host.
     """
     network = on.network or _measured(cluster)
-    if on.network:  # whose messages the library would not send over it
+    if on.network:  # messages of the MPI library do not pass the emulated network
         algorithms = [name for name in algorithms if name in ALLREDUCE]
-    assert isinstance(network.hosts, tuple)  # for the type checker: both ways make it so
+    assert isinstance(network.hosts, tuple)  # tells the type checker the type
     size, hosts = cluster.workers, [list(group) for group in network.hosts]
-    other = "node" if hosts == groups(size, len(hosts), "core") else "core"
+    other = "node" if hosts == groups(size, len(hosts), "slot") else "slot"
     apart = network.model_copy(update={"hosts": tuple(map(tuple, groups(size, len(hosts), other)))})
     pairs = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
     found = {pair: _predicted(*pair, size, network) for pair in pairs}
@@ -76,13 +79,13 @@ def measure(
         row |= {"correct": bool(right.all()), "wire_bytes": float(np.median(wire))}
         row |= {"ratio": float(np.median(ratios))}
         row |= {"ratio_min": float(ratios.min()), "ratio_max": float(ratios.max())}
-        # On hosts that are pretended all memory is one host's: nothing has left it.
+        # Emulated hosts share one real host, so no bytes leave the real host.
         row |= {"link_bytes": None if on.network else float(np.median(link))}
         if name in ALLREDUCE:
             own = found[name, nbytes]
             row |= {"predicted_ms": 1e3 * own.seconds, "predicted_link_bytes": _out(own, network)}
             row |= {"predicted_ratio": found[BASE, nbytes].seconds / own.seconds}
-            row |= {"other_place_ms": 1e3 * _predicted(name, nbytes, size, apart).seconds}
+            row |= {"other_mapping_ms": 1e3 * _predicted(name, nbytes, size, apart).seconds}
         rows.append(row)
     return rows, network
 
@@ -95,11 +98,11 @@ def _timed(
 
 
 def _measured(cluster: Cluster) -> Network:
-    """Return the network of these ranks, measured by ping-pong between two hosts and inside one."""
+    """Measure the network of these ranks by ping-pong between two hosts and within one host."""
     hosts = sorted({tuple(each) for each in cluster.call(_here)})
     if len(hosts) < 2:
         raise InvalidInput(
-            f"all {cluster.workers} ranks are on one host: give more workers, or place='node'"
+            f"all {cluster.workers} ranks are on one host: give more workers, or map_by='node'"
         )
     way = cluster.call(ways)[0]
     return Network(
@@ -117,18 +120,18 @@ def _here(communicator: Communicator) -> list[int]:
 
 
 def _predicted(name: str, nbytes: int, size: int, network: Network) -> Simulation:
-    """Simulate an algorithm; one without a schedule counts as the ring."""
+    """Simulate an algorithm; for an algorithm without a schedule, simulate the ring instead."""
     return simulate(name if name in ALLREDUCE else BASE, size, nbytes, network)
 
 
 def _out(found: Simulation, network: Network) -> float:
-    """Return the bytes that leave the first host."""
+    """Return the bytes that leave the first host in one simulated allreduce."""
     return float(found.occupied[found.links.index("host 0 out")] * network.bandwidth)
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure the links of rank 0, to another host and inside its own (collective)."""
-    here = communicator.share(communicator.board.ranks)
+    """Measure latency and bandwidth from rank 0 to another and within its host (collective)."""
+    here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
     for others, before in ((apart, ""), (here[1:], "inside_")):
@@ -140,9 +143,9 @@ def ways(communicator: Communicator) -> dict[str, float]:
 
 
 def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> float:
-    """Return half the median round trip from rank 0 to another rank, s (collective)."""
+    """Return half the median round-trip time from rank 0 to another rank, s (collective)."""
     seconds, clock, data = [], communicator.clock, np.zeros(nbytes, np.uint8)
-    communicator.meet()
+    communicator.barrier()
     for _ in range(pings if communicator.rank in (0, other) else 0):
         start = clock.now()
         if communicator.rank == 0:
@@ -152,29 +155,30 @@ def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> flo
             communicator.recv(data, 0)
             communicator.send(data, 0)
         seconds.append(clock.now() - start)
-    return float(np.median(communicator.share(seconds))) / 2
+    return float(np.median(communicator.broadcast_object(seconds))) / 2
 
 
 class Sums:
-    """A timer of allreduces, whose buffers stay for the next case."""
+    """A timer of allreduces that uses one buffer for all cases of the same size."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """Return the median in s, whether sums are right, and the bytes of a call.
+        """Return the median seconds of a call, whether the sums are right, and two byte counts.
 
-        Bytes are those that left the host of rank 0, and those that all ranks sent.
+        The counts are the bytes per call that left the host of rank 0, and the bytes per call sent
+        by all ranks.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:
             self._buffers[nbytes] = ranks.allocate(nbytes // 4)
         before, buffer = ranks.traffic.copy(), self._buffers[nbytes]
-        right = check(ranks, algorithm, buffer)
+        right = verify_sum(ranks, algorithm, buffer)
         seconds = timed(ranks, algorithm, buffer, calls)
         sent = ranks.allgather(ranks.traffic.since(before))
-        left = sum(sent[rank].link_bytes for rank in ranks.board.ranks)
-        every = sum(each.wire_bytes for each in sent)
-        # That of the check, too.
-        return float(np.median(seconds)), right, left / (calls + 1), every / (calls + 1)
+        link_bytes = sum(sent[rank].link_bytes for rank in ranks.board.ranks)
+        wire_bytes = sum(traffic.wire_bytes for traffic in sent)
+        # The traffic includes one further call, which verifies the sum.
+        return float(np.median(seconds)), right, link_bytes / (calls + 1), wire_bytes / (calls + 1)

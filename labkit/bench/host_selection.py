@@ -1,4 +1,4 @@
-"""Hosts to measure on: those that the environment names, a testbed, or emulated ones."""
+"""The choice of hosts for a benchmark: hosts of the environment, a testbed, or emulated hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from labkit.cluster import Cluster
-from labkit.cluster.start import PLACES, VARIABLES
+from labkit.cluster.start import MAPPINGS, VARIABLES
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import refuse_unknown
 from labkit.common.quantities import bits_of
@@ -17,88 +17,95 @@ from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
 
-# Of links that are emulated, between hosts and inside them.
+# These presets set the emulated links between hosts and within a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
-PAYLOAD = 1448  # bytes of a full frame that are TCP's: without headers and its time stamp
+PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
 
 class HostSelection:
-    """The hosts that variables such as LABKIT_LAUNCHER name, else a testbed, else emulated ones.
+    """The hosts that the environment selects, or otherwise a testbed, or emulated hosts.
 
     Args:
-        workers: ranks.
-        nodes: hosts, from 2; of Slurm's where `--nodes` does not say more.
-        bandwidth: of the link of each host, where it is made.
-        place: "core" fills one host after the other, "node" deals ranks out in turn.
+        workers: Number of ranks.
+        nodes: Number of hosts, 2 or more; with Slurm the minimum, because `--nodes` may request
+            more.
+        bandwidth: Bandwidth of each host's link in a testbed or an emulated network.
+        map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
 
     Attributes:
-        network: what is emulated; None: the link is real.
-        link: what the link between hosts is called.
-        said: the place of the ranks, and the reason.
+        network: The emulated network; None: the link is real.
+        link: Description of the link between hosts.
+        description: Sentence that says where the ranks are and why.
 
     Raises:
-        InvalidInput: what cannot be.
+        InvalidInput: An argument is invalid.
     """
 
     def __init__(
-        self, workers: int = 4, nodes: int = 2, bandwidth: str = "1Gb/s", place: str = "core"
+        self, workers: int = 4, nodes: int = 2, bandwidth: str = "1Gb/s", map_by: str = "slot"
     ) -> None:
         bits_of(bandwidth, "bandwidth")
-        refuse_unknown("place", [place], PLACES)
+        refuse_unknown("map_by", [map_by], MAPPINGS)
         if not 2 <= nodes <= workers:
-            raise InvalidInput(f"nodes={nodes} for workers={workers}: give 2 or more, a rank each")
+            raise InvalidInput(
+                f"nodes={nodes} for workers={workers}: give from 2 nodes to one per worker"
+            )
         self.network: Network | None = None
         self.link = f"{bandwidth} between {nodes} hosts"
-        self._bed = ExitStack()
-        self._asked: dict[str, Any] = {"workers": workers, "place": place}
-        if named := _named(nodes):
-            self._asked |= named
+        self._testbed = ExitStack()
+        self._cluster_options: dict[str, Any] = {"workers": workers, "map_by": map_by}
+        if options := _named(nodes):
+            self._cluster_options |= options
             self.link = "of the hosts"
-            self.said = f"{workers} ranks on the hosts that this notebook was given"
+            self.description = f"{workers} ranks on the hosts that the environment names"
             return
         try:
-            bed = self._bed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
+            bed = self._testbed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
         except LabkitError as error:
             self.link += ", emulated"
-            self.network = _emulated(groups(workers, nodes, place), bandwidth, self.link)
-            self._asked = {"workers": workers, "launcher": "local"}
-            self.said = (
-                f"{workers} ranks of this machine on an emulated network of {nodes} hosts: none "
-                f"were named, and {error}"
+            self.network = _emulated(groups(workers, nodes, map_by), bandwidth, self.link)
+            self._cluster_options = {"workers": workers, "launcher": "local"}
+            self.description = (
+                f"{workers} ranks of this machine on an emulated network of {nodes} hosts: the "
+                f"environment names no hosts, and {error}"
             )
         else:
-            self._asked["hosts"] = [f"{host}:{-(-workers // nodes)}" for host in bed.hosts]
-            self.said = f"{workers} ranks on {nodes} hosts of a testbed, made for this: none named"
+            self._cluster_options["hosts"] = [
+                f"{host}:{-(-workers // nodes)}" for host in bed.hosts
+            ]
+            self.description = (
+                f"{workers} ranks on {nodes} hosts of a testbed: the environment names no hosts"
+            )
 
     @contextmanager
     def ranks(self) -> Iterator[Cluster]:
-        """Start ranks on the hosts; a testbed ends with this context."""
-        with self._bed, Cluster(**self._asked) as cluster:
+        """Start ranks on the selected hosts; a testbed ends with this context."""
+        with self._testbed, Cluster(**self._cluster_options) as cluster:
             yield cluster
 
 
 def share_of(bits: int) -> float:
-    """Return the bytes/s of payload on a link of some bits/s."""
+    """Return the TCP payload rate in bytes/s of a link with `bits` bits/s."""
     return bits / 8 * PAYLOAD / FRAME
 
 
-def groups(workers: int, nodes: int, place: str) -> list[list[int]]:
+def groups(workers: int, nodes: int, map_by: str) -> list[list[int]]:
     """Return the ranks of each host.
 
-    >>> groups(4, 2, "core"), groups(4, 2, "node")
+    >>> groups(4, 2, "slot"), groups(4, 2, "node")
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
     """
-    if place == "node":
+    if map_by == "node":
         return [list(range(host, workers, nodes)) for host in range(nodes)]
     return host_groups(workers, -(-workers // nodes))
 
 
 def _named(nodes: int) -> dict[str, Any]:
-    """Return the arguments of a cluster where the environment names a launcher, else none."""
+    """Return the Cluster arguments for the launcher that the environment selects, or {}."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
-        told = int(os.environ.get(VARIABLES["nodes"]) or 1)
-        return {"launcher": launcher, "nodes": max(nodes, told)}
+        requested = int(os.environ.get(VARIABLES["nodes"]) or 1)
+        return {"launcher": launcher, "nodes": max(nodes, requested)}
     return {} if launcher == "local" else {"launcher": launcher}
 
 

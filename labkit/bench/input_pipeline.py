@@ -1,4 +1,4 @@
-"""Steps that are fed in several ways, with the time at which each input came and was made."""
+"""A benchmark of input pipelines: the times of training steps and of their input batches."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from labkit import datasets
-from labkit.bench.steps import Case, Model
+from labkit.bench.steps import BenchModel, ModelCase
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
-from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, Fed, InputTrace
+from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, FedStep, InputTrace
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # An image or a batch of them, its classes, and when they began and ended to be made (s).
+    # The items are an image or a batch, its classes, and the start and end of its preparation (s).
     Made: TypeAlias = "tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]"
     Records: TypeAlias = "tf.data.Dataset"
 
-SIDE = 28  # pixels of what is trained on
-MOST = 1024  # parallel calls, and batches kept ready
-WARM = 4  # steps before a turn's timed ones, beside those that use up what lay ready
+SIDE = 28  # width and height of a training image in pixels
+MOST = 1024  # maximum of each numeric option
+WARM = 4  # untimed steps of a turn, besides the steps that consume prefetched batches
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """How the input is made.
+    """Options of the measured input pipelines.
 
     Attributes:
-        dataset: images by name.
-        rows: of it, written to a file as PNG, and read again and again.
-        batch: images a step.
-        enlarged: pixels to which an image is enlarged before its middle is cut out: more is more
-            work.
-        calls: batches that are made at a time, where they are made in parallel.
-        ahead: batches kept ready, where there are any.
-        widths: of the hidden layers that are trained.
+        dataset: Name of an image data set.
+        rows: Number of the data set's rows, which are written to a file as PNG and read repeatedly.
+        batch: Number of images per step.
+        enlarged: Width and height in pixels to which an image is enlarged before its center is
+            cropped; more pixels mean more work.
+        calls: Number of batches that a parallel `map` prepares concurrently.
+        ahead: Number of batches to prefetch.
+        widths: Widths of the hidden layers.
     """
 
     dataset: str
@@ -54,7 +54,7 @@ class Feeding:
     widths: tuple[int, ...]
 
     def refuse_impossible(self) -> None:
-        """Raise InvalidInput before anything starts."""
+        """Raise InvalidInput if an option is out of range."""
         shapes = datasets.check(self.dataset, {"rows": self.rows})
         if len(shapes.input_shape) != 3 or shapes.task != "classification":
             raise InvalidInput(
@@ -63,7 +63,7 @@ class Feeding:
             )
         if not 1 <= self.batch <= self.rows:
             raise InvalidInput(
-                f"batch={short(self.batch)} of rows={short(self.rows)}: give 1 to as many as rows"
+                f"batch={short(self.batch)}, rows={short(self.rows)}: give 1 to the number of rows"
             )
         if not SIDE <= self.enlarged <= MOST:
             raise InvalidInput(f"enlarged={short(self.enlarged)}: give {SIDE} to {MOST:,} pixels")
@@ -73,23 +73,24 @@ class Feeding:
 
 
 def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
-    r"""Time training steps whose input is made in each of the ways of `WAYS`, interleaved.
+    r"""Time training steps with each input pipeline of `WAYS`, interleaved.
 
-    A real input is read from a file, decoded (PNG), enlarged, cut and standardised. In every
-    repeat each way has a turn of `steps` steps, the order backwards every other time; a turn begins
-    with new iterators and with as many untimed steps as use up what was made before them. The
-    cache has been filled before. Training computes with one thread; input has threads of its own.
+    Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat
+    each pipeline has a turn of `steps` steps; every other repeat reverses the order of the
+    pipelines. A turn begins with new iterators, and with untimed steps that consume prefetched
+    batches. The cache is filled before the first turn. Training uses one thread, and the input
+    pipeline has separate threads.
 
     Args:
-        feeding: what is read, and how it is made.
-        steps: of each turn, timed.
-        repeats: turns of each way.
+        feeding: Options of the input pipeline.
+        steps: Number of timed steps in each turn.
+        repeats: Number of turns of each pipeline.
 
     Returns:
-        One row a step and one a batch that was made meanwhile, all on one clock.
+        One row per step, with the times of the step and of its batch, all on one clock.
 
     Raises:
-        InvalidInput: an impossible value.
+        InvalidInput: An option is out of range.
     """
     feeding.refuse_impossible()
     for name, value in (("steps", steps), ("repeats", repeats)):
@@ -105,9 +106,9 @@ def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: 
 
 
 def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """The same in this process, whose TensorFlow has whatever threads it has."""
-    model = Model(Case("fed", feeding.widths, feeding.batch), rank=0)
-    taken: list[Fed] = []
+    """Measure as `measure` does, in this process with its number of threads."""
+    model = BenchModel(ModelCase("fed", feeding.widths, feeding.batch), rank=0)
+    taken: list[FedStep] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.tfrecord"
         nbytes = _write(feeding, file)
@@ -115,20 +116,21 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         filled = _fill(ways["cache"], feeding)
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
-            # Backwards every other time: no way always follows the same one.
+            # Every other repeat reverses the order, so that no pipeline always follows the same
+            # pipeline.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
                 turn = _turn(ways[way], step, steps, _lead(feeding))
-                taken += [Fed(way, repeat, place, *times) for place, times in enumerate(turn)]
+                taken += [FedStep(way, repeat, place, *times) for place, times in enumerate(turn)]
     return InputTrace(taken, nbytes, filled)
 
 
-# One way: makes an iterator over batches.
+# A function that creates an iterator over batches.
 Way = Callable[[], "Iterator[tuple[tf.Tensor, ...]]"]
 
 
-def _ways(feeding: Feeding, file: Path, model: Model) -> dict[str, Way]:
-    """An iterator for each way, made anew for each turn."""
+def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
+    """Return, by name of the pipeline, the function that creates its iterator for a turn."""
     import tensorflow as tf
 
     records = tf.data.TFRecordDataset(str(file)).batch(feeding.batch, drop_remainder=True)
@@ -137,10 +139,10 @@ def _ways(feeding: Feeding, file: Path, model: Model) -> dict[str, Way]:
     parallel = again.map(made, num_parallel_calls=feeding.calls)
     cached = records.map(made, num_parallel_calls=feeding.calls).cache().repeat()
     still = tf.constant(0.0, tf.float64)
-    ready = (model.x, model.y, still, still)  # made before the first step
+    ready = (model.x, model.y, still, still)  # a batch that was prepared before the first step
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
-        # The step is handed what lies in the file, and makes its batch itself.
+        # With INSIDE, the step receives encoded records and prepares its batch itself.
         INSIDE: lambda: ((each,) for each in _own_threads(again, feeding)),
         "map": lambda: iter(_own_threads(again.map(made), feeding)),
         "parallel calls": lambda: iter(_own_threads(parallel, feeding)),
@@ -152,7 +154,7 @@ def _ways(feeding: Feeding, file: Path, model: Model) -> dict[str, Way]:
 
 
 def _own_threads(records: Records, feeding: Feeding) -> Records:
-    """With as many threads as calls, whatever number training has; nothing is tuned meanwhile."""
+    """Give the pipeline one private thread per call, and disable autotuning."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -162,11 +164,11 @@ def _own_threads(records: Records, feeding: Feeding) -> Records:
 
 
 def _write(feeding: Feeding, file: Path) -> int:
-    """The rows as records of a class and a PNG; the bytes of the file."""
+    """Write each row as a record (class byte and PNG); return the size of the file in bytes."""
     import tensorflow as tf
 
     data = datasets.load(feeding.dataset, rows=feeding.rows)
-    grey = data.x_train.mean(axis=-1, keepdims=True)  # one plane, as the model takes
+    grey = data.x_train.mean(axis=-1, keepdims=True)  # the model expects one channel
     pixels = np.round(255 * grey / grey.max()).astype(np.uint8)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for image, label in zip(pixels, data.y_train, strict=True):
@@ -175,10 +177,10 @@ def _write(feeding: Feeding, file: Path) -> int:
 
 
 def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
-    """A batch of records (batch,) as images (batch, 784) and classes (batch,)."""
+    """Decode records (batch,) into images (batch, 784), classes (batch,), start and stop."""
     import tensorflow as tf
 
-    # Control dependencies put the clock's readings before and behind all the work.
+    # Control dependencies order the timestamps before and after all work.
     with tf.control_dependencies([encoded]):
         start = tf.timestamp()
     with tf.control_dependencies([start]):
@@ -193,7 +195,7 @@ def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
 
 
 def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """An image (784,), standardised, and its class."""
+    """Decode a record into a standardised image (784,) and its class."""
     import tensorflow as tf
 
     label = tf.io.decode_raw(tf.strings.substr(record, 0, 1), tf.uint8)[0]
@@ -204,12 +206,13 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A step: given a batch, trains, and says when the batch was made.
+# A `Trains` function runs a training step on a batch; it returns start and end of the batch's
+# preparation (s).
 Trains = Callable[..., tuple[float, float]]
 
 
-def _trained(model: Model) -> Trains:
-    """A step that is given what was made before."""
+def _trained(model: BenchModel) -> Trains:
+    """Return a training step that receives a prepared batch."""
     import tensorflow as tf
 
     step = tf.function(lambda x, y: model.train(x, y, lambda gradients: gradients))
@@ -222,8 +225,8 @@ def _trained(model: Model) -> Trains:
     return train
 
 
-def _inside(model: Model, feeding: Feeding) -> Trains:
-    """A step that makes its batch first, in the same graph."""
+def _inside(model: BenchModel, feeding: Feeding) -> Trains:
+    """Return a training step that prepares its batch in its own graph."""
     import tensorflow as tf
 
     def made_first(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -240,7 +243,7 @@ def _inside(model: Model, feeding: Feeding) -> Trains:
 
 
 def _fill(way: Way, feeding: Feeding) -> float:
-    """Go once through all batches, so that the cache has them; the seconds of that."""
+    """Iterate once over all batches to fill the cache; return the seconds that this takes."""
     start = time.perf_counter()
     batches = way()
     for _ in range(feeding.rows // feeding.batch + 1):
@@ -249,24 +252,24 @@ def _fill(way: Way, feeding: Feeding) -> float:
 
 
 def _lead(feeding: Feeding) -> int:
-    """Untimed steps of a turn: until nothing is left of what was made before the first one."""
+    """Return the number of untimed steps that consume all batches prepared before a turn."""
     return WARM + feeding.calls + feeding.ahead
 
 
 def _turn(
     way: Way, train: Trains, steps: int, lead: int
 ) -> list[tuple[float, float, float, float, float]]:
-    """Of each timed step: when it asked for its batch, had it, ended; when the batch was made."""
+    """Return five clock times per step: batch requested, arrived; step end; batch made from, to."""
     batches, began = way(), time.time()
-    kept = []
+    times = []
     for _ in range(lead + steps):
-        # The clock of `tf.timestamp`, so that batches and steps are on one.
-        asked = time.time()
+        # `time.time` is used, because it is the clock of `tf.timestamp`.
+        requested = time.time()
         batch = next(batches)
-        got = time.time()
+        arrived = time.time()
         made_start, made_stop = train(*batch)
         stop = time.time()
-        # What lies in memory or in the cache was made before.
-        own = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
-        kept.append((asked, got, stop, *own))
-    return kept[lead:]
+        # Batches from memory or from the cache were prepared before the turn.
+        prepared = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
+        times.append((requested, arrived, stop, *prepared))
+    return times[lead:]

@@ -1,6 +1,6 @@
-"""Kinds of steps take turns, so that a machine that slows down does so for all of them.
+"""A timer that interleaves kinds of steps, so that changes of machine speed affect all kinds.
 
-Runs in the Python of other frameworks, too: NumPy only.
+The module depends only on NumPy, because it also runs in Python environments of other frameworks.
 """
 
 from __future__ import annotations
@@ -12,58 +12,58 @@ from dataclasses import dataclass
 import numpy as np
 
 WARM, STEPS = 10, 50
-TURN = 0.2  # seconds; within one, the machine's speed hardly changes
+TURN = 0.2  # maximum seconds of a turn, in which the machine's speed hardly changes
 
 Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What steps took, by kind; a value for each repeat, s.
+class InterleavedTimes:
+    """Times in seconds, by kind of step, with one value per repeat.
 
     Args:
-        seconds: the median step.
-        added: the median, over neighbouring rounds, of what the kind's turns took more than those
-            of "local" (medians of their steps): forward and backward, so that a steady drift goes
-            out. A difference of medians over all rounds would hold every change of the machine's
-            speed in those seconds.
+        seconds: Median time of a step.
+        added: Median time that the kind adds to the "local" step. The differences of two successive
+            rounds, one forward and one backward, are averaged, which cancels a linear drift of the
+            machine's speed. A difference of medians over all rounds would include such drift.
     """
 
     seconds: dict[str, list[float]]
     added: dict[str, list[float]]
 
 
-def take(
+def time_interleaved(
     steps: Mapping[str, Step],
     meet: Callable[[], None],
     gather: Callable[[list[float]], np.ndarray],
     repeats: int,
     counts: Mapping[str, int] | None = None,
-) -> Taken:
-    """Time the steps of all kinds, in rounds in which each kind has a turn.
+) -> InterleavedTimes:
+    """Time the steps of all kinds in rounds, in which each kind has a turn.
 
-    A step lasts as long as its slowest rank, from a common start: 10 warm-up steps, then in each
-    repeat 50 timed ones of every kind, each behind an untimed barrier. A turn has 1, 2, 5 or 10
-    steps: as many as last 0.2 s; one alone would begin with the caches of another kind. Every
-    other round goes backwards.
+    The time of a step is the time of the slowest rank, from a common start. Each kind has 10
+    warm-up steps, then 50 timed steps per repeat. An untimed barrier precedes each step. A turn has
+    1, 2, 5 or 10 steps; a turn of several steps takes at most 0.2 s. Short steps are timed several
+    at a time, because a single step would find the CPU caches filled by another kind. Every other
+    round is in reverse order.
 
     Args:
-        steps: kind -> its step; one is "local".
-        meet: comes back at the same time on all ranks.
-        gather: everybody's numbers, shape (ranks, numbers); at most 50.
-        repeats: rounds over everything.
-        counts: of kinds whose calls are several steps that reach into each other: how many; what
-            such a call takes is divided by them.
+        steps: Step function of each kind; one kind is "local".
+        meet: Function that waits at a barrier of all ranks.
+        gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
+        repeats: Number of repeats; each gives one value per kind.
+        counts: Number of steps in one call, for kinds whose steps overlap; the time of a call is
+            divided by this number.
     """
     for step in steps.values():
         for _ in range(WARM):
             step()
     length = _length(float(gather(_turn(meet, steps["local"], 3)).max(axis=0).min()))
-    taken = Taken({kind: [] for kind in steps}, {kind: [] for kind in steps})
+    taken = InterleavedTimes({kind: [] for kind in steps}, {kind: [] for kind in steps})
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
-            # Backwards every other round: no kind always follows the same one.
+            # Every other round reverses the order, so that no kind always follows the same kind.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 calls = _turn(meet, steps[kind], length)
                 own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]
@@ -72,19 +72,18 @@ def take(
         for kind in steps:
             taken.seconds[kind].append(float(np.median(slowest[kind])))
             more = turns[kind] - turns["local"]
-            # Neighbouring rounds, one forwards, one backwards: a linear drift has the opposite sign
-            # in them.
+            # A linear drift has opposite signs in a forward and a backward round.
             taken.added[kind].append(float(np.median((more[:-1] + more[1:]) / 2)))
     return taken
 
 
 def _length(seconds: float) -> int:
-    """Steps of a turn: of those that divide 50, the most that fit."""
+    """Return how many steps of these seconds a turn has: 1, 2, 5 or 10, which divide 50."""
     return max((count for count in (2, 5, 10) if count * seconds <= TURN), default=1)
 
 
 def _turn(meet: Callable[[], None], step: Step, count: int) -> list[float]:
-    """Seconds of this rank's next steps, each from a common start."""
+    """Time `count` steps on this rank, each after a barrier; return the seconds of each step."""
     own = []
     for _ in range(count):
         meet()

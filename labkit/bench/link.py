@@ -1,4 +1,4 @@
-"""The emulation held against a real link of the same rate, latency and payload share."""
+"""A comparison of the emulated network with a real link of equal rate and latency."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 
 from labkit.bench import concurrent_flows
 from labkit.bench.command import AS_JSON, format_rows, sizes, write_rows
-from labkit.bench.linked_processes import Ranks, joined_at
+from labkit.bench.linked_processes import LinkedProcesses, linked_ranks
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
 from labkit.common.quantities import bits_of
 from labkit.common.terminal import say
-from labkit.frameworks.namespaces import FRAME, burst, require_means
+from labkit.frameworks.namespaces import FRAME, burst, require_tools
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import closed_form
@@ -30,11 +30,11 @@ KIB = 2**10
 SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
-Joined: TypeAlias = Callable[[int], AbstractContextManager[Ranks]]
-BY_TCP: Joined = partial(joined_at, program="labkit.bench.pair")
-SLICE = 0.5  # seconds spent on one algorithm and size in one repeat
+Joined: TypeAlias = Callable[[int], AbstractContextManager[LinkedProcesses]]
+BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.pair")
+SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
-Case: TypeAlias = tuple[str, int, int]  # algorithm, bytes, calls
+Case: TypeAlias = tuple[str, int, int]  # algorithm, bytes, number of calls
 
 
 def measure(
@@ -46,34 +46,38 @@ def measure(
 ) -> list[Row]:
     """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
 
-    The real link joins two network namespaces of this machine through `tbf` queues; two
-    processes carry out the same plans over TCP. The emulated network has the latency measured
-    there (half the median round trip of one byte) and the share of the nominal rate that TCP and
-    IP leave to payload: 1448 of the 1514 bytes of a full Ethernet frame.
+    The real link connects two network namespaces of this machine through `tbf` queues. Two
+    processes at its ends execute the same schedules over TCP. The emulated network has the latency
+    that is measured on the real link (half the median round-trip time of one byte). It also has the
+    real link's payload rate: 1448 of the 1514 bytes of a full Ethernet frame are TCP payload.
 
     Args:
-        rates: of the link in bits/s, each direction, such as "100Mb" or "1Gb".
-        sizes: bytes of the buffer.
-        algorithms: names of `labkit.schedules.ALLREDUCE`.
-        repeats: rounds over both links, all algorithms and sizes; a median each.
-        joined: the ranks at the ends of a link of so many bits/s, see `labkit.bench.pair`.
+        rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
+        sizes: Buffer sizes in bytes.
+        algorithms: Names of `labkit.schedules.ALLREDUCE`.
+        repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
+            median.
+        joined: Function of a rate in bits/s, which returns a context manager that starts two ranks
+            at the ends of such a link; see `labkit.bench.pair`.
 
     Returns:
-        One row a rate, algorithm and size: median, least and greatest of the repeats' medians on
-        the real link (`median_ms` …) and on the emulated one (`emulated_ms` …), the closed form,
-        `error` = emulated / real - 1, its least and greatest among repeats, `correct`, and what
-        the link was.
+        One row per rate, algorithm and size: median, minimum and maximum of the repeats' medians on
+        the real link (`median_ms` …) and on the emulated link (`emulated_ms` …), the time by the
+        closed form, `error` = emulated / real - 1 with its minimum and maximum over repeats,
+        `correct`, and the properties of the link.
 
     Raises:
-        InvalidInput: a rate, size or algorithm that cannot be.
-        LabkitError: no root, no iproute2, or a kernel without the parts.
+        InvalidInput: A rate, size or algorithm is invalid.
+        LabkitError: The process is not root, iproute2 is missing, or the kernel lacks a module.
     """
     bits = {rate: bits_of(rate) for rate in rates}
     refuse_unknown("algorithm", algorithms, ALLREDUCE)
     if min(sizes, default=0) < 4 or repeats < 1:
-        raise InvalidInput(f"bytes={sizes}, repeats={repeats}: give sizes from 4, repeats from 1")
+        raise InvalidInput(
+            f"bytes={sizes}, repeats={repeats}: give sizes of 4 or more, and 1 or more repeats"
+        )
     wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
-    require_means()
+    require_tools()
     with Cluster(workers=2) as cluster:
         return [
             row for rate in rates for row in _at(rate, bits[rate], cluster, wanted, repeats, joined)
@@ -88,7 +92,7 @@ def _at(
     repeats: int,
     joined: Joined,
 ) -> list[Row]:
-    """The rows of one rate."""
+    """Return the rows of all cases at one rate of the link."""
     with joined(bits) as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         network = Network(
@@ -102,11 +106,11 @@ def _at(
         real, emulated = [], []
         for _ in range(repeats):
             ranks.ask(cases)
-            real.append([found[:2] for found in json.loads(ranks.answer())])
+            real.append([result[:2] for result in json.loads(ranks.answer())])
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
     facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
-    times = np.array([real, emulated])  # (link, repeat, case, (s, correct))
+    times = np.array([real, emulated])  # axes: link, repeat, case, (seconds, correct)
     return [
         _row(case, form, times[:, :, number], rate, facts)
         for number, (case, form) in enumerate(zip(cases, forms, strict=True))
@@ -139,10 +143,16 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
 
 
 @click.command("link")
-@click.option("--rate", default="100Mb,1Gb", show_default=True, help="Bits/s; several with commas.")
-@click.option("--algorithms", default="ring,master_worker", show_default=True)
-@click.option("--bytes", "sizes", default="64KiB,256KiB,1MiB,4MiB", callback=sizes)
-@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--rate", default="100Mb,1Gb", show_default=True, help="Rates in bits/s, separated by commas."
+)
+@click.option(
+    "--algorithms", default="ring,master_worker", show_default=True, help="Allreduce algorithms."
+)
+@click.option(
+    "--bytes", "sizes", default="64KiB,256KiB,1MiB,4MiB", callback=sizes, help="Buffer sizes."
+)
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(
     rate: str,
@@ -151,23 +161,23 @@ def command(
     repeats: int,
     file: Path | None,
 ) -> None:
-    """Hold the emulated network against a real rate-limited link (Linux, root, iproute2)."""
+    """Compare the emulated network with a real rate-limited link (Linux, root, iproute2)."""
     rows = measure(rate.split(","), sizes, algorithms.split(","), repeats)
-    # Once a rate: the link is the same for all its rows.
+    # One line is printed per rate, because all rows of a rate share one link.
     for facts in {row["rate"]: row for row in rows}.values():
         say(
-            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us as measured; "
-            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause "
-            f"{facts['burst']} bytes pass at line speed, {facts['burst_ms']:.2g} ms less"
+            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us, measured; "
+            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause, the first "
+            f"{facts['burst']} bytes pass at line speed, which saves {facts['burst_ms']:.2g} ms"
         )
     columns = {name: name for name in ("rate", "algorithm", "bytes")}
     for kind, words in (("", "real ms"), ("emulated_", "emulated ms")):
         columns |= {f"{kind}ms" if kind else "median_ms": words}
-        columns |= {f"{kind}min_ms": "least", f"{kind}max_ms": "most"}
+        columns |= {f"{kind}min_ms": "min ms", f"{kind}max_ms": "max ms"}
     columns |= {"closed_form_ms": "formula ms", "error": "error", "correct": "correct"}
     say(format_rows(rows, columns))
     both = concurrent_flows.measure(rate.split(","), repeats)
-    columns = {"flow": "two flows at once", "rate": "rate", "median_ms": "real ms"}
-    columns |= {"min_ms": "least", "max_ms": "most", "emulated_ms": "emulated ms"}
+    columns = {"flow": "concurrent flow", "rate": "rate", "median_ms": "real ms"}
+    columns |= {"min_ms": "min ms", "max_ms": "max ms", "emulated_ms": "emulated ms"}
     say(format_rows(both, columns | {"max_min_ms": "max-min ms", "error": "error"}))
     write_rows([*rows, *both], file)

@@ -1,4 +1,4 @@
-"""Processes at the ends of a link, which answer each line of JSON with another."""
+"""Processes at the ends of a network link, which answer requests by lines of JSON."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from labkit.common.errors import LabkitError
-from labkit.frameworks.namespaces import ADDRESSES, inside, rate_limited_link
+from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited_link
 
-END = 5.0  # seconds that a process has to end by itself
+END = 5.0  # maximum seconds that a process may take to end before it is killed
 
 
-class Ranks:
-    """Processes that work together, and exchange lines of JSON with this one.
+class LinkedProcesses:
+    """Cooperating processes that exchange lines of JSON with this process.
 
     Args:
-        processes: one a rank, or one that speaks for all ranks. Each writes a line when it is
-            ready, and waits for one.
+        processes: One process per rank, or one process that answers for all ranks. Each process
+            writes a line when it is ready, and then waits for a line.
 
     Attributes:
-        ready: the first line of each.
+        ready: First output line of each process.
     """
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self.ready = self._lines()  # rank 0 listens now, so that rank 1 may connect
-        self._say("")
+        self.ready = self._read_lines()  # rank 0 listens now, so rank 1 may connect
+        self._write("")
 
     def ask(self, cases: object) -> None:
         """Send the same cases to all ranks."""
-        self._say(json.dumps(cases))
+        self._write(json.dumps(cases))
 
     def answer(self) -> str:
-        """Return rank 0's answer when all have answered. Raises: LabkitError, with their output."""
-        return self._lines()[0]
+        """Wait for all ranks' answers, return rank 0's; raise LabkitError if a rank has ended."""
+        return self._read_lines()[0]
 
     def end(self) -> list[str]:
-        """Kill all ranks; return the last line that each wrote to stderr."""
+        """Kill all ranks and return the last stderr line of each."""
         for process in self._processes:
             process.kill()
-        said = [process.communicate()[1].strip() for process in self._processes]
-        return [text.splitlines()[-1] if text else "nothing" for text in said]
+        errors = [process.communicate()[1].strip() for process in self._processes]
+        return [text.splitlines()[-1] if text else "nothing" for text in errors]
 
-    def _say(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # `_lines` reports a rank that has ended
+    def _write(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # `_read_lines` reports a rank that has ended
             for process in self._processes:
-                assert process.stdin is not None  # for the type checker: a pipe was asked for
+                assert process.stdin is not None  # for the type checker
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
 
-    def _lines(self) -> list[str]:
+    def _read_lines(self) -> list[str]:
         lines = []
         for process in self._processes:
-            assert process.stdout is not None  # as above
+            assert process.stdout is not None  # for the type checker
             lines.append(process.stdout.readline())
             if not lines[-1]:
-                said = "; ".join(f"rank {k} said: {text}" for k, text in enumerate(self.end()))
-                raise LabkitError(f"the ranks of a benchmark ended early; {said}")
+                errors = "; ".join(f"rank {k}: {text}" for k, text in enumerate(self.end()))
+                raise LabkitError(f"the ranks of a benchmark ended early; {errors}")
         return lines
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close stdin, wait, then kill: the ranks of a killed mpiexec would outlive it."""
-    assert process.stdin is not None  # for the type checker: a pipe was asked for
+    """End a process by closing its stdin; kill it only later, as mpiexec's ranks would survive."""
+    assert process.stdin is not None  # for the type checker
     with suppress(BrokenPipeError):
         process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
@@ -74,12 +74,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
-    """Start two ranks of a module at the ends of a link of some bits/s; the link ends last."""
+def linked_ranks(bits: int, program: str, flows: int = 1) -> Iterator[LinkedProcesses]:
+    """Start two ranks of a module at the ends of a link, which is removed after their end."""
     with rate_limited_link(bits, flows) as namespaces:
         run = [sys.executable, "-P", "-m", program]
         commands = [
-            [*inside(namespace), *run, str(rank), ADDRESSES[0]]
+            [*command_prefix(namespace), *run, str(rank), ADDRESSES[0]]
             for rank, namespace in enumerate(namespaces)
         ]
         with started(commands) as ranks:
@@ -89,12 +89,12 @@ def joined_at(bits: int, program: str, flows: int = 1) -> Iterator[Ranks]:
 @contextmanager
 def started(
     commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None
-) -> Iterator[Ranks]:
-    """Start the processes of these commands; they end with this context.
+) -> Iterator[LinkedProcesses]:
+    """Start one process per command; the processes end with this context.
 
     Args:
-        commands: of each.
-        environment: variables of all of them; None: this process's.
+        commands: Command of each process.
+        environment: Environment variables of the started processes; None: this process's variables.
     """
     with ExitStack() as opened:
         processes = []
@@ -106,9 +106,9 @@ def started(
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches labkit, which ends them
+                start_new_session=True,  # Ctrl-C reaches only labkit, which ends these processes
             )
             opened.enter_context(process)
             opened.callback(_end, process)
             processes.append(process)
-        yield Ranks(processes)
+        yield LinkedProcesses(processes)

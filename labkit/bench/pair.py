@@ -1,4 +1,4 @@
-"""Two ranks joined by TCP, which carry out the same plans with the same executor as MPI's."""
+"""Two ranks that are connected by TCP and execute the same schedules as MPI ranks."""
 
 from __future__ import annotations
 
@@ -18,88 +18,90 @@ from labkit.bench.timing import sweep
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL
 from labkit.communicator.executor import Executor
-from labkit.communicator.rank_plan import Plan, plan
-from labkit.communicator.wire import Wire as Messages
+from labkit.communicator.rank_plan import RankPlan, plan
+from labkit.communicator.wire import MpiWire as Messages
 from labkit.schedules import ALLREDUCE
 
 T = TypeVar("T")
 
 PORT = 20000
-LIMIT = 30.0  # seconds without a byte
-LEAD = 3e-3  # seconds from the agreement on a start to the start: both have heard of it by then
+LIMIT = 30.0  # seconds without progress until an error is raised
+LEAD = 3e-3  # seconds from the agreement on a start time to the start
 PINGS = 300
-IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")  # of the reader's own namespace
+IDLE = Path(
+    "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+)  # setting of this process's network namespace
 
 
-class Wire:
-    """One stream connection with what the executor asks of MPI: Isend, Irecv and a wait for all.
+class StreamWire:
+    """A TCP connection with the MPI calls that the executor uses: Isend, Irecv and a wait for all.
 
-    Sending and receiving go on at the same time. With two ranks there is one peer, and the
-    order of a stream is the order of its messages: no tags are needed.
+    Sends and receives proceed concurrently. Tags are ignored, because each of two ranks has only
+    one peer, and the stream keeps the order of messages.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        # Both directions at once in one thread: a send that blocks would keep this rank from
-        # receiving.
+        # The socket does not block, because one thread serves both directions and a blocking send
+        # would prevent receives.
         connection.setblocking(False)
         self._connection = connection
         self._sends: list[memoryview] = []
         self._receives: list[memoryview] = []
 
     def Isend(self, data: np.ndarray, peer: int, tag: int) -> None:  # noqa: N802 (mpi4py's name)
-        """Send these bytes in the next `wait`."""
+        """Queue an array that the next `wait` sends."""
         self._sends.append(data.data.cast("B"))
 
     def Irecv(self, data: np.ndarray, peer: int, tag: int) -> None:  # noqa: N802 (mpi4py's name)
-        """Fill these bytes in the next `wait`."""
+        """Queue an array that the next `wait` fills with received bytes."""
         self._receives.append(data.data.cast("B"))
 
     def wait(self, _: Sequence[None]) -> None:
-        """Complete all sends and receives. Raises: LabkitError, when nothing moves."""
+        """Complete all queued transfers; raise LabkitError after LIMIT seconds without progress."""
         wire = [self._connection]
         while self._sends or self._receives:
             readable, writable, _ = select.select(
                 wire if self._receives else [], wire if self._sends else [], [], LIMIT
             )
             if not (readable or writable):
-                raise LabkitError(f"nothing has moved over the link for {LIMIT:.0f} s")
+                raise LabkitError(f"no byte passed the link for {LIMIT:.0f} s")
             if readable:
                 received = self._connection.recv_into(self._receives[0])
                 if received == 0:
-                    raise LabkitError("the other rank has closed the connection")
+                    raise LabkitError("the other rank closed the connection")
                 _advance(self._receives, received)
             if writable:
                 _advance(self._sends, self._connection.send(self._sends[0]))
 
 
-class Pair:
-    """The ranks at the two ends of a `Wire`, as far as `timing.Ranks` asks."""
+class RankPair:
+    """A rank at one end of a `StreamWire`, which implements the protocol `timing.TimedRanks`."""
 
     size = 2
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
-        self._wire = Wire(connection)
+        self._wire = StreamWire(connection)
         wait, until = self._wire.wait, WALL.sleep_until
         self._executor = Executor(
             Messages(self._wire), lambda *_: None, lambda requests, _: wait(requests), until, None
         )
-        self._plans: dict[tuple[str, int], Plan] = {}
+        self._plans: dict[tuple[str, int], RankPlan] = {}
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
-        """Carry out the schedule of this name, as MPI's ranks do."""
+        """Execute the schedule of an allreduce algorithm, as MPI ranks do."""
         key = (algorithm, len(buffer))
         if key not in self._plans:
             self._plans[key] = plan(ALLREDUCE[algorithm](self.size), self.rank, len(buffer))
         self._executor.run(self._plans[key], buffer, tag=0)
 
-    def meet(self, what: str = "") -> None:
-        """Agree on a moment of the clock that both ends share, and wait for it."""
+    def barrier(self, label: str = "") -> None:
+        """Agree with the other rank on a time of the shared clock, and wait until this time."""
         ready = self.allgather(WALL.now())
         WALL.sleep_until(max(ready) + LEAD)
 
     def allgather(self, value: T) -> list[T]:
-        """The values of both ranks, as JSON."""
+        """Return the values of both ranks in rank order; values are exchanged as JSON."""
         own = np.frombuffer(json.dumps(value).encode(), np.uint8)
         length = self._exchange(np.frombuffer(struct.pack("!q", len(own)), np.uint8), 8)
         (theirs,) = struct.unpack("!q", length)
@@ -107,11 +109,11 @@ class Pair:
         return [value, other] if self.rank == 0 else [other, value]
 
     def warm_up(self) -> None:
-        """Open TCP's windows, as far as the link is wide: a MiB in both directions at a time."""
+        """Grow the TCP congestion windows: exchange a MiB in both directions."""
         self._exchange(np.zeros(2**20, np.uint8), 2**20)
 
     def latency(self) -> float:
-        """Half the median round trip of one byte, in s; the same value on both ranks."""
+        """Return half the median round-trip time of one byte in seconds, equal on both ranks."""
         byte = np.zeros(1, np.uint8)
         trips = []
         for _ in range(PINGS):
@@ -138,10 +140,11 @@ def _advance(queue: list[memoryview], nbytes: int) -> None:
 
 
 def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]:
-    """This rank's ends of so many; rank 0 says that it listens before rank 1 calls."""
-    # Reno opens its window until something is lost, and here nothing is: the link alone decides.
+    """Return this rank's sockets of `number` connections; rank 0 listens before rank 1 connects."""
+    # TCP Reno grows its window until a packet is lost. This link loses none, so only its rate
+    # limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # read-only in some containers; a paused connection then restarts slow
+    with suppress(OSError):  # in some containers the file is read-only; then idle flows slow down
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]
@@ -161,13 +164,12 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
 
 
 def main() -> None:
-    """`python -m labkit.bench.pair RANK ADDRESS`: cases from stdin, a line each, results out."""
+    """Time the cases of each stdin line: `python -m labkit.bench.pair RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     with connections(rank, address)[0] as connection:
-        # Nagle's algorithm would hold back the last part of each message until the first is
-        # acknowledged.
+        # Nagle's algorithm would delay the last bytes of each message until an acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pair = Pair(connection, rank)
+        pair = RankPair(connection, rank)
         pair.warm_up()
         payload = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         print(json.dumps({"latency": pair.latency(), "payload": payload}), flush=True)

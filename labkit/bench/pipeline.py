@@ -1,4 +1,4 @@
-"""What a pipeline of ranks brings over one process that takes the same micro-batches."""
+"""A benchmark of pipeline parallelism: its speed-up over one process with equal micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WARM = 3
 DELAYED = "delayed"
-ITERATIONS = 6  # of delayed gradients in one measurement: they overlap
+ITERATIONS = 6  # number of overlapping steps of delayed gradients that are timed together
 
 
 def measure(
@@ -40,28 +40,31 @@ def measure(
     rows: int = 256,
     repeats: int = 5,
 ) -> list[Row]:
-    r"""Time steps of one process, of all ranks each for itself, and of the pipeline, interleaved.
+    r"""Time steps of one process, of independent processes and of a pipeline, interleaved.
 
-    With T₁ of one process and Tₙ of n independent ones at once, n stages can be faster than one
-    process by at most \(\frac{n m}{m + n - 1} \cdot \frac{T_1}{T_n}\): the bubble takes one share,
-    what processes on one machine take from each other the other one.
+    Let T₁ be the step time of one process, and Tₙ the step time of n concurrent independent
+    processes. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
+    \cdot \frac{T_1}{T_n}\). The first factor is the speed-up with the pipeline bubble; the second
+    is the slowdown of processes that share a machine.
 
     Args:
-        workers: n, one stage of one thread each.
-        schedules: names of `labkit.schedules.PIPELINE` with one stage a rank, or "delayed", whose
-            batches are not cut.
-        microbatches: m.
-        width, depth: of the dense layers.
-        rows: of a micro-batch.
-        repeats: of everything.
+        workers: Number n of pipeline stages; each stage is a rank with one thread.
+        schedules: Names of pipeline schedules in `labkit.schedules.PIPELINE` with one stage per
+            rank, or "delayed" (delayed gradients), whose batches are not split.
+        microbatches: Numbers m of micro-batches to measure.
+        width: Number of units of each dense layer.
+        depth: Number of dense layers.
+        rows: Number of rows of a micro-batch.
+        repeats: Number of repeats of each measurement.
 
     Returns:
-        One row a schedule and m: median, least and 90th percentile of a step (ms), the same of one
-        process, speed-up, what it can be at most, and the share of that.
+        One row per schedule and m: median, minimum and 90th percentile of the step time (ms), the
+        median step time of one process, the speed-up, its upper bound, and the ratio of speed-up to
+        bound.
     """
-    # Rows of a batch, one stage a rank.
-    cut = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
-    allowed = [*cut, DELAYED]
+    # The benchmark supports only schedules with one stage per rank that split a batch by rows.
+    by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
+    allowed = [*by_rows, DELAYED]
     refuse_unknown("schedule", schedules, allowed)
     cases = [
         (name, count) for name in schedules for count in (microbatches if name != DELAYED else [1])
@@ -82,10 +85,10 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     else:
         table = PIPELINE[name](workers, count)
         idle = table.bubble_share(1.0, 1.0, 1.0)
-        if idle is None:  # too few micro-batches for the formula
+        if idle is None:  # the formula does not hold for so few micro-batches
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
-    # By repeat, so that both times of a ratio are of the same moments.
+    # Ratios are computed for each repeat, because the machine's speed varies.
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
     row = head("pipeline", case, "step", workers, repeats=len(one)) | spread(pipe.tolist())
@@ -107,13 +110,13 @@ def _measure(
     rows: int,
     repeats: int,
 ) -> list[list[float]]:
-    """Time a step of one process, of all at once, and of the pipeline, on each rank; seconds."""
+    """Return step seconds per repeat: one process, all at once, the pipeline (runs on ranks)."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
-    # A communicator of this rank alone: one process runs the very code of a pipeline.
+    # With a communicator of one rank, one process can run the code of a pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step
@@ -124,13 +127,13 @@ def _measure(
     else:
         alone = _step(solo, model, schedule, microbatches, shape)
         together = _step(communicator, model, schedule, microbatches, shape)
-    # Warm-up: the first step traces and compiles.
+    # The first step traces and compiles.
     for _ in range(WARM):
         alone()
         together()
     found = []
     for _ in range(repeats):
-        # While one process works alone, the others only wait for the next meeting.
+        # While rank 0 computes alone, the other ranks wait at the barrier.
         kinds = (alone if communicator.rank == 0 else lambda: None, alone, together)
         found.append([_slowest(communicator, step) for step in kinds])
     if schedule == DELAYED:
@@ -158,12 +161,12 @@ def _step(
 def _delayed(
     communicator: Communicator, model: keras.Model, shape: tuple[int, int]
 ) -> tuple[Delayed, Callable[[], None]]:
-    from labkit.model_parallel.stages import Delayed, Links
+    from labkit.model_parallel.stages import Delayed, StageMessages
 
     own, inputs, outputs = _own_stages(communicator, model, communicator.size)
-    # One module a rank.
+    # Each rank has exactly one pipeline stage.
     ((number, module),) = own.items()
-    delayed = Delayed(module, Links(communicator, inputs, outputs), _unrecorded)
+    delayed = Delayed(module, StageMessages(communicator, inputs, outputs), _unrecorded)
     batch, update = _work(shape, own)
     return delayed, _repeated(lambda: delayed.step(batch, lambda: update(number)))
 
@@ -171,12 +174,12 @@ def _delayed(
 def _own_stages(
     communicator: Communicator, model: keras.Model, stages: int
 ) -> tuple[dict[int, Stage], list[keras.KerasTensor], list[keras.KerasTensor]]:
-    """This rank's stages by number; what comes into every stage, and what goes out."""
+    """Return this rank's stages by number, and the inputs and outputs of all stages."""
     import tensorflow as tf
 
-    from labkit.model_parallel.stages import Chain, Stage, by_parameters, split_model
+    from labkit.model_parallel.stages import BlockChain, Stage, balance_parameters, split_model
 
-    models = split_model(model, by_parameters([1] * len(Chain(model)), stages))
+    models = split_model(model, balance_parameters([1] * len(BlockChain(model)), stages))
 
     def loss(y: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
         return tf.reduce_mean(tf.square(y - predicted))
@@ -190,7 +193,7 @@ def _own_stages(
 
 
 def _work(shape: tuple[int, int], own: dict[int, Stage]) -> tuple[Batch, Callable[[int], None]]:
-    """A batch, and what changes the weights of a stage."""
+    """Return a batch, and a function that updates the weights of a stage."""
     import keras
     import tensorflow as tf
 
@@ -217,24 +220,30 @@ def _repeated(step: Step) -> Callable[[], None]:
 
 
 def _slowest(communicator: Communicator, step: Step) -> float:
-    communicator.meet("the next step of a benchmark")
+    communicator.barrier("the next step of a benchmark")
     start = time.perf_counter()
     step()
-    # The slowest rank's time: a step has ended when all have.
+    # The time of a step is the time of its slowest rank.
     own = time.perf_counter() - start
     return float(max(communicator.allgather(own)))
 
 
 @click.command("pipeline")
-@click.option("--workers", default=2, show_default=True, help="Stages, a rank of one thread each.")
 @click.option(
-    "--schedules", default="gpipe,1f1b,zero_bubble,delayed", show_default=True, callback=names
+    "--workers", default=2, show_default=True, help="Number of stages, each a rank with one thread."
 )
-@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--schedules",
+    default="gpipe,1f1b,zero_bubble,delayed",
+    show_default=True,
+    callback=names,
+    help="Pipeline schedules.",
+)
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: int, schedules: list[str], repeats: int, file: Path | None) -> None:
-    """Time pipelines beside one process that takes the same micro-batches."""
+    """Time pipelines against one process with the same micro-batches."""
     rows = measure(workers, schedules, repeats=repeats)
     columns = {"case": "case"} | TIMES | {"one_ms": "one process ms"}
-    columns |= {"stage_ms": "ms a stage and micro-batch", "speedup": "speed-up"}
-    show_rows(rows, columns | {"at_most": "at most", "share": "share"}, file)
+    columns |= {"stage_ms": "ms per stage and micro-batch", "speedup": "speed-up"}
+    show_rows(rows, columns | {"at_most": "upper bound", "share": "share of bound"}, file)

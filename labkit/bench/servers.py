@@ -1,4 +1,4 @@
-"""What parameter servers add to a step, and what the virtual clock adds to its gradients."""
+"""A benchmark of parameter servers: time added to a step, and overhead of the virtual clock."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ import numpy as np
 import psutil
 
 from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
-from labkit.bench.interleave import Step, take
+from labkit.bench.interleave import Step, time_interleaved
 from labkit.bench.steps import CASES
 from labkit.bench.timing import Row, added, head, spread
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
-from labkit.experiment import Experiment
+from labkit.experiment import Experiment, VirtualClock
 from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
 
 if TYPE_CHECKING:
-    from labkit.communicator import Carrier, Letter
+    from labkit.communicator import AnyMailbox, Letter
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
     from labkit.worker.played import ComputeBackend
 
-STEPS = 10  # of one stretch, which is timed as a whole
-EPOCH = 4  # steps that 64 workers take to show what they keep
+STEPS = 10  # number of steps that are timed as one block
+EPOCH = 4  # number of steps of each worker in the memory measurement
 
 
 def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
-    """Time the event loop beside what it calls, and servers on ranks beside a bare allreduce.
+    """Time the virtual clock's event loop, and compare parameter servers with an allreduce.
 
-    The model is `mlp` with the widths of the exchange's case, the batch 64 a worker, float32.
+    The model is `mlp` with the widths of case mlp-1024, float32, and 64 rows per worker.
 
     Args:
-        workers: on the virtual clock, a row each, with one asynchronous server.
-        ranks: of the wall clock, each with a worker and a server; then one more, for the server.
-        repeats: of everything.
+        workers: Numbers of workers on the virtual clock, with one asynchronous server; each number
+            gives one row.
+        ranks: Number of ranks in the wall-clock measurements, each with a worker and a colocated
+            server. The measurement of a dedicated server uses one more rank.
+        repeats: Number of repeats of each measurement.
 
     Returns:
-        Of the virtual clock the ratio of the loop's time to the time spent in gradients and
-        updates, by repeat and as the median, and by how many copies of the weights the process has
-        grown at most since one gradient and one update were compiled, beside how many gradients
-        were in flight at most; of the wall clock what a step with servers adds to one without an
-        exchange, what a bare ring allreduce of the same bytes adds, and the ratio of both; with a
-        server on a rank of its own, what an asynchronous step adds, beside a synchronous one.
+        Rows of the virtual clock contain three values: the time of the event loop divided by the
+        time of gradients and updates, the peak growth of memory after compilation as a multiple of
+        the weights' bytes, and the largest number of gradients in flight. Rows of the wall clock
+        contain the time that servers add to a local step, the time that a ring allreduce of the
+        same bytes adds, and the ratio of these two times. Rows of a dedicated server compare
+        asynchronous with synchronous steps.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)
@@ -76,9 +78,7 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
 
 
 def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) -> Experiment:
-    fields: dict[str, Any] = (
-        {"clock": "virtual", "compute": ComputeTime(seconds=0.01)} if virtual else {}
-    )
+    fields: dict[str, Any] = {"virtual": VirtualClock(compute_time=0.01)} if virtual else {}
     rows = workers * 64 * (EPOCH if virtual else STEPS)
     return Experiment(
         model="mlp",
@@ -88,7 +88,7 @@ def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) 
         batch_size=64 * workers,
         workers=workers,
         strategy=strategy,
-        gate=False,
+        verify=False,
         **fields,
     )
 
@@ -106,7 +106,7 @@ def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend
 
 
 class Counted:
-    """A stage that counts the seconds of what it computes, and the most that it had in memory."""
+    """A backend wrapper that records compute time, peak memory and gradients in flight."""
 
     def __init__(self, stage: ComputeBackend) -> None:
         self._stage, self.seconds, self.peak = stage, 0.0, 0
@@ -119,7 +119,7 @@ class Counted:
         self.states, self.adopt, self.forget = stage.states, stage.adopt, stage.forget
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """The stage's."""
+        """Compute a gradient with the wrapped backend, and record the compute time."""
         start = time.perf_counter()
         found = self._stage.gradient(worker, weights)
         self.seconds += time.perf_counter() - start
@@ -128,7 +128,7 @@ class Counted:
         return found
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Likewise."""
+        """Update weights with the wrapped backend, and record compute time and memory."""
         start = time.perf_counter()
         found = self._stage.update(holder, gradient, rate)
         self.seconds += time.perf_counter() - start
@@ -145,7 +145,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
     stage = _stage(communicator, experiment.replace(clock="virtual"))
     stage.hold(stage.roles.servers)
     strategy = ParameterServer(servers=1, synchronous=False)
-    # The graphs are compiled before memory is looked at: of them there is one, whoever computes.
+    # The graphs, which all workers share, are compiled before memory is measured.
     first = stage.gradient(0, stage.roles.weights)
     stage.update(stage.roles.servers[0], first.values, 0.0)
     before = psutil.Process().memory_info().rss
@@ -154,13 +154,13 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         counted = Counted(stage)
         hosts = stage.roles.hosts
         programs = {n: strategy.program(stage.roles, n) for n in range(len(hosts))}
-        laws = TimingModel(ComputeTime(seconds=0.01), {}, 0)
-        diary = EventLog(counted, stage.roles.steps)
+        timing_model = TimingModel(ComputeTime(seconds=0.01), {}, 0)
+        event_log = EventLog(counted, stage.roles.steps)
         start = time.perf_counter()
-        VirtualRuntime(programs, hosts, counted, diary, laws).play()
+        VirtualRuntime(programs, hosts, counted, event_log, timing_model).play()
         seconds = time.perf_counter() - start
         grown = max(grown, (counted.peak - before) / stage.roles.weights.nbytes)
-        if number:  # the first one touches its memory
+        if number:  # the first repeat touches new memory pages
             loops.append(seconds)
             ratios.append(seconds / counted.seconds)
     more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
@@ -169,18 +169,18 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
 
 
 def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
-    """A gradient of 4 MiB pushed, and as many weights fetched, by both transports in turn."""
+    """Time a push of 4 MiB and a fetch of 4 MiB, with two-sided and one-sided messages in turn."""
     values = np.ones(2**20, np.float32)
     two, one = "two-sided push and fetch", "one-sided push and fetch"
-    carriers: dict[str, Carrier] = {
+    carriers: dict[str, AnyMailbox] = {
         two: communicator.mailbox(),
-        one: communicator.slots({(0, 1): values.nbytes, (1, 0): values.nbytes}),
+        one: communicator.eager_mailbox({(0, 1): values.nbytes, (1, 0): values.nbytes}),
     }
     found: dict[str, list[float]] = {name: [] for name in carriers}
     for number in range(1 + repeats):
         for name, carrier in carriers.items():
             seconds = [there_and_back(communicator, carrier, values) for _ in range(20)]
-            if number:  # the first ones touch their memory
+            if number:  # the first repeat touches new memory pages
                 found[name].append(float(np.median(seconds)))
     for carrier in carriers.values():
         carrier.close()
@@ -189,14 +189,14 @@ def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
     return rows
 
 
-def there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector) -> float:
-    """Seconds until rank 0 has what rank 1 sent for what it got."""
+def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vector) -> float:
+    """Return the seconds of a message from rank 0 to rank 1 and a reply of equal size."""
     letters: list[Letter] = []
-    patience = communicator.patience
-    communicator.meet("the next message of a benchmark")
+    patience = communicator.wait_policy
+    communicator.barrier("the next message of a benchmark")
     start = time.perf_counter()
     for sends in (0, 1):
-        patience.begin()
+        patience.start_wait()
         if communicator.rank == sends:
             mailbox.post((sends, 1 - sends), np.zeros(1), values.view(np.uint8))
         polls = 0
@@ -207,7 +207,7 @@ def there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector)
     while not mailbox.idle:
         patience.pause(0)
     seconds = time.perf_counter() - start
-    communicator.meet("the end of a message of a benchmark")
+    communicator.barrier("the end of a message of a benchmark")
     for letter in letters:
         mailbox.free(letter.route)
     return seconds
@@ -216,7 +216,7 @@ def there_and_back(communicator: Communicator, mailbox: Carrier, values: Vector)
 def _wall(
     communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
 ) -> dict[str, Row]:
-    """Steps with servers of each kind, in turn with those without; a ring's, where all compute."""
+    """Time steps with each kind of server, local steps, and (if all compute) a ring allreduce."""
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
@@ -236,22 +236,23 @@ def _wall(
             own = shard.update(found)
 
     def serve(what: str) -> None:
-        # Whoever began sooner would push into the stretch before, which others are still in.
-        communicator.meet("a stretch with servers")
+        # Without the barrier, a fast rank would send messages into another rank's previous block of
+        # steps.
+        communicator.barrier("a stretch with servers")
         own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
         programs = {n: strategy.program(own.roles, n) for n in here}
-        diary = EventLog(own, own.roles.steps)
-        given = communicator, own, diary, weights.dtype, strategy.serves_concurrently
-        MpiRuntime(programs, own.roles.hosts, *given).play()
+        event_log = EventLog(own, own.roles.steps)
+        arguments = communicator, own, event_log, weights.dtype, strategy.serves_concurrently
+        MpiRuntime(programs, own.roles.hosts, *arguments).play()
 
     kinds: dict[str, Step] = {"local": lambda: steps(exchange=False)}
     if communicator.size == stage.roles.workers:
         kinds["ring"] = lambda: steps(exchange=True)
     kinds |= {what: partial(serve, what) for what in experiments}
-    taken = take(
+    taken = time_interleaved(
         kinds,
-        lambda: communicator.meet("the next stretch of a benchmark"),
+        lambda: communicator.barrier("the next stretch of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
     )
@@ -269,12 +270,18 @@ def _wall(
 
 
 @click.command("servers")
-@click.option("--workers", default="16,64", show_default=True, callback=numbers)
-@click.option("--ranks", default=2, show_default=True, help="Of the wall clock.")
-@click.option("--repeats", default=5, show_default=True)
+@click.option(
+    "--workers",
+    default="16,64",
+    show_default=True,
+    callback=numbers,
+    help="Workers on the virtual clock.",
+)
+@click.option("--ranks", default=2, show_default=True, help="Ranks of the wall-clock measurements.")
+@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:
-    """Time parameter servers: the virtual clock's loop, and what they add to a step on ranks."""
+    """Time parameter servers: the virtual clock's event loop, and the time added on ranks."""
     columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
     columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
     columns |= {"in_flight": "gradients in flight"}

@@ -1,4 +1,4 @@
-"""How long somebody waits for an answer: of a whole notebook, a second cell, a sweep's member."""
+"""A benchmark of startup times: of a whole notebook, a second cell, and a run of a sweep."""
 
 from __future__ import annotations
 
@@ -25,33 +25,36 @@ from labkit.experiment import Experiment
 from labkit.records.store import read_json
 from labkit.strategies import AllReduce
 
-WORKERS = 2  # as the tour has them
-IDLE = 600.0  # seconds after which warm engines end, if this process does not end them
-MEMBERS = 5  # of a sweep: the first one starts the engines, and does not count
+WORKERS = 2  # number of workers of the tour notebook
+IDLE = 600.0  # seconds after which unused warm engines end
+MEMBERS = 5  # number of runs in a sweep; the first run starts the engines and is not counted
 
 
 def measure(
-    notebook: Path, repeats: int = 5, hear: Callable[[str, list[float]], None] = lambda *_: None
+    notebook: Path, repeats: int = 5, report: Callable[[str, list[float]], None] = lambda *_: None
 ) -> list[Row]:
-    """Time what people wait for, in turns.
+    """Time how long a user waits in four situations, interleaved.
 
     Args:
-        notebook: that is run; it has parameters `workers`, `epochs` and `seed`, as the tour.
-        repeats: of each.
-        hear: is told each kind and its seconds, as they come.
+        notebook: Notebook with parameters `workers`, `epochs` and `seed`, such as the tour.
+        repeats: Number of repeats of each situation.
+        report: Callback that receives the name and the seconds of each situation when they are
+            measured.
 
     Returns:
-        One row a kind, ms: "run", of a command with nothing of it running; "run, warm", of the same
-        where `labkit warm` has engines ready; "second cell", what `Cluster.run` takes on a cluster
-        that has trained before, beyond training and tracing; "member", what a member of a sweep
-        takes beyond its cells.
+        One row per situation, with times in ms. "run" is `labkit run` without warm engines; "run,
+        warm" is the same command after `labkit prestart`. "second cell" is the time of
+        `Cluster.run` on a cluster that has trained before, without the training time. "member" is
+        the time of one notebook run in a sweep, without the time of the notebook's cells.
 
     Raises:
-        InvalidInput: no such notebook.
-        LabkitError: a command failed.
+        InvalidInput: The notebook does not exist.
+        LabkitError: A command failed.
     """
     if not notebook.is_file():
-        raise InvalidInput(f"notebook {notebook}: no such file; give that of the tour")
+        raise InvalidInput(
+            f"notebook {notebook} does not exist; give the path of the tour notebook"
+        )
     notebook = notebook.resolve()
     ways: Mapping[str, Callable[[Path], list[float]]] = {
         "run": _run,
@@ -59,16 +62,16 @@ def measure(
         "second cell": _second_cell,
         "member": _members,
     }
-    found: dict[str, list[float]] = {what: [] for what in ways}
-    warm.stop(WORKERS)  # of somebody else: what is timed cold must be cold
+    times: dict[str, list[float]] = {what: [] for what in ways}
+    warm.stop(WORKERS)  # cold starts must not find the warm engines of another process
     for _ in range(repeats):
         for what, way in ways.items():
             seconds = way(notebook)
-            hear(what, seconds)
-            found[what] += seconds
+            report(what, seconds)
+            times[what] += seconds
     return [
         head("start", notebook.stem, what, WORKERS, repeats=len(seconds)) | spread(seconds)
-        for what, seconds in found.items()
+        for what, seconds in times.items()
     ]
 
 
@@ -78,7 +81,7 @@ def _run(notebook: Path) -> list[float]:
 
 
 def _run_warm(notebook: Path) -> list[float]:
-    warm.start(Start.asked(WORKERS, 1, launcher="local"), IDLE)
+    warm.start(Start.from_options(WORKERS, 1, launcher="local"), IDLE)
     try:
         return _run(notebook)
     finally:
@@ -86,16 +89,16 @@ def _run_warm(notebook: Path) -> list[float]:
 
 
 def _second_cell(_: Path) -> list[float]:
-    asked = Experiment(model="mlp", dataset="digits", strategy=AllReduce(), workers=WORKERS)
+    experiment = Experiment(model="mlp", dataset="digits", strategy=AllReduce(), workers=WORKERS)
     with temporary_runs(), Cluster(workers=WORKERS, name="start-bench") as cluster:
-        cluster.run(asked, show=False)
+        cluster.run(experiment, show=False)
         begin = time.perf_counter()
-        run = cluster.run(asked.replace(seed=1), show=False)
+        run = cluster.run(experiment.replace(seed=1), show=False)
         return [time.perf_counter() - begin - float(run.metrics["train_seconds"])]
 
 
 def _members(notebook: Path) -> list[float]:
-    """From each member's start to that of the next one, less what its cells took."""
+    """Return the seconds from each notebook run's start to the next start, without its cells."""
     with TemporaryDirectory(prefix="labkit-start-") as folder:
         seeds = ",".join(str(seed) for seed in range(MEMBERS))
         _command(["sweep", str(notebook), f"seed={seeds}", "--jobs", "1"], folder)
@@ -106,13 +109,15 @@ def _members(notebook: Path) -> list[float]:
 
 
 def _command(words: list[str], folder: str) -> float:
-    """Seconds of a command, with what the user's own caches have."""
+    """Run a labkit command with the user's caches, and return its seconds."""
     begin = time.perf_counter()
     labkit = str(Path(sys.executable).with_name("labkit"))
     done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True)
     seconds = time.perf_counter() - begin
     if done.returncode:
-        raise LabkitError(f"labkit {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+        raise LabkitError(
+            f"labkit {' '.join(words)} ended with code {done.returncode}: {done.stderr}"
+        )
     return seconds
 
 
@@ -131,18 +136,20 @@ def _in_cells(job: Path) -> float:
     default="notebooks/tour.ipynb",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="With parameters workers, epochs and seed.",
+    help="Notebook with parameters workers, epochs and seed.",
 )
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Interleaved repeats."
+)
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Time first answers: a notebook, cold and with warm engines, a second cell, a sweep's member.
+    """Time the start of a notebook, cold and with warm engines, of a cell and of a sweep's member.
 
-    Engines that `labkit warm` keeps for two ranks are ended first.
+    The benchmark first ends warm engines of `labkit prestart` with two ranks.
     """
 
-    def hear(what: str, seconds: list[float]) -> None:
-        say(f"{what}: {', '.join(f'{each:.3g}' for each in seconds)} s")
+    def report(what: str, seconds: list[float]) -> None:
+        say(f"{what}: {', '.join(f'{value:.3g}' for value in seconds)} s")
 
-    rows = measure(notebook, repeats, hear)
+    rows = measure(notebook, repeats, report)
     show_rows(rows, {"case": "notebook", "what": "what", "repeats": "repeats"} | TIMES, file)

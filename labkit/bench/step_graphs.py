@@ -1,4 +1,4 @@
-"""What ran in a training step: as it is, with updates that wait, and split over two devices."""
+"""Traces of a training step: unchanged, with gated gradients, or split over two devices."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from labkit.bench.step_process import KINDS, PROCESS, Setting, Threads
-from labkit.bench.steps import Case
+from labkit.bench.steps import ModelCase
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
 from labkit.records.step_graph import StepGraph
 
-DEVICES = 2  # logical ones
-DEEPEST = 4  # hidden layers, of which an animation still shows each operation
+DEVICES = 2  # number of logical devices
+DEEPEST = 4  # maximum number of hidden layers; more do not fit into the animation
 
 
 def measure(
@@ -23,29 +23,29 @@ def measure(
     inter: int = 2,
     repeats: int = 5,
 ) -> dict[str, StepGraph]:
-    """Trace the training step of an MLP in a fresh process, in each of three kinds.
+    """Trace three kinds of the training step of an MLP, in a new process.
 
-    `plain` is the step; `gated` the same with control dependencies, by which no variable changes
-    before all gradients are there; `split` has the first half of its layers on one logical device
-    and the rest on another. Each operation computes with one thread.
+    `plain` is the unchanged step. `gated` adds control dependencies, so that no variable changes
+    before all gradients exist. `split` places the first half of the layers on one logical device
+    and the rest on another. Each operation uses one thread.
 
     Args:
-        widths: of the hidden layers, 1 to 4 of them.
-        batch: samples.
-        inter: threads that run operations beside each other.
-        repeats: steps that are traced of each kind; the one of median length is kept.
+        widths: Number of units of each of the 1 to 4 hidden layers.
+        batch: Batch size in samples.
+        inter: Number of threads that run operations concurrently.
+        repeats: Number of traced steps of each kind; the trace of median duration is returned.
 
     Raises:
-        InvalidInput: an impossible number.
+        InvalidInput: An argument is out of range.
     """
     refuse_impossible(widths, batch, inter, repeats)
-    setting = Setting(Threads(1, inter), (Case("traced", tuple(widths), batch),), DEVICES)
+    setting = Setting(Threads(1, inter), (ModelCase("traced", tuple(widths), batch),), DEVICES)
     with Cluster(workers=1) as cluster:
         return cluster.call(_trace, setting, repeats)[0]
 
 
 def refuse_impossible(widths: Sequence[int], batch: int, inter: int, repeats: int) -> None:
-    """Raise InvalidInput for what `measure` cannot do, before anything starts."""
+    """Raise InvalidInput for arguments that `measure` does not support."""
     if not 1 <= len(widths) <= DEEPEST or min(widths) < 1:
         raise InvalidInput(
             f"widths={short(list(widths))}: give 1 to {DEEPEST} hidden layers of at least 1 unit"

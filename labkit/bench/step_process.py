@@ -1,7 +1,7 @@
-"""A process with its own threads and devices, which trains and reports what ran in its steps.
+"""A process with given threads and logical devices, which times and traces training steps.
 
-TensorFlow fixes threads and logical devices when it first computes: every setting needs a process
-of its own.
+TensorFlow fixes its threads and logical devices at its first computation, so every setting needs a
+separate process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.bench.steps import Averaging, Case, Model
+from labkit.bench.steps import Averaging, BenchModel, ModelCase
 from labkit.frameworks.child import serve
 from labkit.records.step_graph import StepGraph
 from labkit.worker.executed_step import step_graph
@@ -20,66 +20,66 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 PROCESS = "labkit.bench.step_process"
-KINDS = ("plain", "gated", "split")  # of steps whose graph can be asked for
-WARM = 3  # steps before a turn's timed ones
-FRONT, BACK = "CPU:0", "CPU:1"  # logical devices of one process
+KINDS = ("plain", "gated", "split")  # kinds of training steps that can be traced
+WARM = 3  # number of untimed steps before the timed steps
+FRONT, BACK = "CPU:0", "CPU:1"  # two logical devices of one process
 
 
 class Threads(NamedTuple):
-    """Of one setting: `intra` work on one operation, `inter` on operations beside each other."""
+    """Thread counts: `intra` threads share one operation; `inter` run different operations."""
 
     intra: int
     inter: int
 
 
 class Setting(NamedTuple):
-    """What a process is told.
+    """The settings of a measuring process.
 
     Attributes:
-        threads: that it computes with.
-        cases: the steps that it will be asked for.
-        devices: logical ones, into which its processor is divided.
+        threads: Thread counts of the process.
+        cases: Models and batch sizes of the training steps.
+        devices: Number of logical CPU devices.
     """
 
     threads: Threads
-    cases: tuple[Case, ...]
+    cases: tuple[ModelCase, ...]
     devices: int = 1
 
 
 def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
-    """Fix threads and devices, and answer."""
+    """Set threads and devices; return the functions `take` and `graph` that answer requests."""
     import tensorflow as tf
 
-    # Before anything is computed: a tensor is enough to fix them.
+    # Threads and devices are set before any computation, because even one tensor fixes them.
     tf.config.threading.set_intra_op_parallelism_threads(setting.threads.intra)
     tf.config.threading.set_inter_op_parallelism_threads(setting.threads.inter)
     (processor,) = tf.config.list_physical_devices("CPU")
     each = [tf.config.LogicalDeviceConfiguration()] * setting.devices
     tf.config.set_logical_device_configuration(processor, each)
     cases = {case.name: case for case in setting.cases}
-    models = {name: Model(case, rank=0) for name, case in cases.items()}
-    steps = {name: model.step(_as_they_are) for name, model in models.items()}
+    models = {name: BenchModel(case, rank=0) for name, case in cases.items()}
+    steps = {name: model.step(_unchanged) for name, model in models.items()}
 
     def take(name: str, count: int) -> list[float]:
-        """Seconds of so many steps of a case, after a few that nobody counts."""
+        """Return the seconds of each of `count` steps of a case, after some warm-up steps."""
         for _ in range(WARM):
             steps[name]()
         return [_seconds(steps[name]) for _ in range(count)]
 
     def graph(name: str, kind: str, repeats: int) -> StepGraph:
-        """What ran in a step of a case: `plain`, `gated` or `split` over two devices."""
+        """Return the traced graph of a step of a case; `kind` is plain, gated or split."""
         model = SplitModel(cases[name], rank=0) if kind == "split" else models[name]
-        between = gated if kind == "gated" else _as_they_are
+        between = gated if kind == "gated" else _unchanged
         return step_graph(partial(_train, model, between), model.x, model.y, repeats=repeats)
 
     return {"take": take, "graph": graph}
 
 
-def _as_they_are(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+def _unchanged(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     return gradients
 
 
-def _train(model: Model, between: Averaging, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def _train(model: BenchModel, between: Averaging, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return model.train(x, y, between)
 
 
@@ -89,26 +89,25 @@ def _seconds(step: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-class SplitModel(Model):
-    """A perceptron whose first half of layers, its rows included, is on one device, the rest on
-    another.
+class SplitModel(BenchModel):
+    """An MLP whose first half of layers is on one logical device, and the rest on another.
 
-    Gradients are computed where their layer is; what passes between the devices is TensorFlow's
-    doing.
+    The input rows are on the first device. The gradients of a layer are computed on the layer's
+    device, and TensorFlow transfers tensors between the devices.
     """
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: ModelCase, rank: int) -> None:
         import tensorflow as tf
 
         super().__init__(case, rank)
-        self.cut = len(self.weights) // 4 * 2  # whole layers: a weight and its bias
+        self.cut = len(self.weights) // 4 * 2  # an even number keeps a weight with its bias
         places = [FRONT] * self.cut + [BACK] * (len(self.weights) - self.cut)
         self.weights = [_on(place, each) for place, each in zip(places, self.weights, strict=True)]
         zeros = [tf.zeros_like(each) for each in self.weights]
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """See `Model`; there is no mean, for there is one process."""
+        """Run one step as `BenchModel` does; `mean` is ignored, because there is one process."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -123,15 +122,15 @@ class SplitModel(Model):
             *own, returned = behind.gradient(loss, [*back, passed])
         with tf.device(FRONT):
             first = before.gradient(passed, front, output_gradients=returned)
-        # Without a device: an update is where its variable is.
+        # TensorFlow places the update of a variable on the variable's device.
         self.update([*first, *own])
         return loss
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The same gradients, none of which is there before all of them are.
+    """Return the gradients behind a gate: no gradient is available before all are computed.
 
-    That is what `gate_gradients=GATE_GRAPH` meant to the optimizers of TensorFlow 1.
+    Optimizers of TensorFlow 1 have the same effect with `gate_gradients=GATE_GRAPH`.
     """
     import tensorflow as tf
 
@@ -140,7 +139,7 @@ def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _layers(x: tf.Tensor, weights: Sequence[tf.Variable]) -> tf.Tensor:
-    """Dense layers with a rectifier between each two."""
+    """Apply dense layers, with a ReLU between two layers."""
     import tensorflow as tf
 
     for place, (weight, bias) in enumerate(_pairs(weights)):

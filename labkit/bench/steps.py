@@ -1,5 +1,8 @@
-"""Training steps to measure: small models with plain variables, so that a framework's own costs
-do not hide those of the exchange."""
+"""Training steps for benchmarks.
+
+The models are small and use plain variables, so that the overhead of a framework does not hide the
+cost of the exchange.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ if TYPE_CHECKING:
 
     from labkit.exchange import Exchange
 
-# What stands between gradients and update: of this rank's gradients, the mean over the ranks.
+# An `Averaging` runs between gradients and update, and averages this rank's gradients over the
+# ranks.
 Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 RATE, MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model and a batch: hidden widths of an MLP on 784 inputs, or the small CNN (none)."""
+class ModelCase:
+    """A model and a batch size; `widths` are an MLP's hidden widths, or () for a small CNN."""
 
     name: str
     widths: tuple[int, ...]
@@ -30,7 +34,7 @@ class Case:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the weights, each followed by its bias."""
+        """Shapes of the weights; each weight also has a bias."""
         if not self.widths:
             return [(3, 3, 1, 32), (3, 3, 32, 64), (9216, 128), (128, 10)]
         sizes = (784, *self.widths, 10)
@@ -38,23 +42,23 @@ class Case:
 
     @property
     def parameters(self) -> int:
-        """Number of weights and biases."""
+        """Total number of elements of the weights and biases."""
         return sum(int(np.prod(shape)) + shape[-1] for shape in self.shapes)
 
     def arrays(self) -> list[np.ndarray]:
-        """Weights and biases at the start, dense (in, out), convolutions (y, x, in, out)."""
-        # By NumPy: every framework starts from the same weights.
+        """Return initial weights and biases: dense (in, out), convolution (y, x, in, out)."""
+        # NumPy creates the weights, so that all frameworks start from the same weights.
         rng = np.random.default_rng(7)
         found: list[np.ndarray] = []
         for shape in self.shapes:
-            # He's scale, so that activations neither vanish nor overflow while steps are timed.
+            # With He's scale, activations neither vanish nor overflow while steps are timed.
             scale = np.float32(np.sqrt(2 / np.prod(shape[:-1])))
             found += [rng.standard_normal(shape, np.float32) * scale]
             found += [np.zeros(shape[-1], np.float32)]
         return found
 
     def data(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """A rank's batch: x (batch, 784) and classes y (batch,)."""
+        """Return a rank's batch: x (batch, 784) and classes y (batch,)."""
         own = np.random.default_rng(1000 + rank)
         x = own.standard_normal((self.batch, 784), np.float32)
         return x, own.integers(0, 10, self.batch)
@@ -63,17 +67,17 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("mlp-1024", (1024, 1024), 32),
-        Case("mlp-2048", (2048, 2048), 64),
-        Case("cnn", (), 64),
-        Case("deep-mlp", (1024,) * 8, 256),
+        ModelCase("mlp-1024", (1024, 1024), 32),
+        ModelCase("mlp-2048", (2048, 2048), 64),
+        ModelCase("cnn", (), 64),
+        ModelCase("deep-mlp", (1024,) * 8, 256),
     )
 }
 
 
 @dataclass(frozen=True)
 class WordCase:
-    """An embedding of many words before a small layer, and a batch of words."""
+    """A model with a large word embedding and a small dense layer, and a batch size."""
 
     name: str
     words: int
@@ -86,7 +90,7 @@ class WordCase:
         return (self.words + 10) * self.width
 
     def arrays(self) -> list[np.ndarray]:
-        """The table (words, width) and the layer (width, 10) at the start."""
+        """Return the initial embedding table (words, width) and dense layer (width, 10)."""
         rng = np.random.default_rng(7)
         return [
             rng.standard_normal(shape, np.float32)
@@ -94,7 +98,7 @@ class WordCase:
         ]
 
     def data(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """A rank's batch: words x and classes y, both (batch,)."""
+        """Return a rank's batch: word indices x and classes y, both (batch,)."""
         own = np.random.default_rng(1000 + rank)
         return own.integers(0, self.words, self.batch), own.integers(0, 10, self.batch)
 
@@ -102,15 +106,15 @@ class WordCase:
 WORD_CASES = {case.name: case for case in (WordCase("embedding", 100_000, 64, 2_000),)}
 
 
-class Model:
-    """The model of a case, its data on one rank, and SGD with momentum.
+class BenchModel:
+    """The model of a benchmark case, a batch of data for one rank, and SGD with momentum.
 
     Args:
-        case: what to build; weights are the same on every rank.
-        rank: whose data.
+        case: Model and batch size; initial weights are equal on all ranks.
+        rank: Rank that determines the batch.
     """
 
-    def __init__(self, case: Case | WordCase, rank: int) -> None:
+    def __init__(self, case: ModelCase | WordCase, rank: int) -> None:
         import tensorflow as tf
 
         x, y = case.data(rank)
@@ -119,22 +123,22 @@ class Model:
         self.x, self.y = tf.constant(x), tf.constant(y.astype(np.int32))
 
     def loss(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """Mean cross-entropy of the batch."""
+        """Return the mean cross-entropy of a batch."""
         return cross_entropy(y, self.scores(x))
 
     def scores(self, x: tf.Tensor) -> tf.Tensor:
-        """Of each class, (batch, 10)."""
+        """Return the logits of all classes, of shape (batch, 10)."""
         for layer in range(len(self.weights) // 2):
             x = self.forward(layer, x)
         return x
 
     def forward(self, layer: int, x: tf.Tensor) -> tf.Tensor:
-        """What a layer makes of its input, by its weight and bias."""
+        """Apply the layer with this number to its input."""
         import tensorflow as tf
 
         weight, bias = self.weights[2 * layer : 2 * layer + 2]
-        pictures = len(weight.shape) == 4
-        if pictures:
+        convolution = len(weight.shape) == 4
+        if convolution:
             x = x if layer else tf.reshape(x, (-1, 28, 28, 1))
             x = tf.nn.bias_add(tf.nn.conv2d(x, weight, 1, "VALID"), bias)
         else:
@@ -142,19 +146,19 @@ class Model:
         if layer == len(self.weights) // 2 - 1:
             return x
         x = tf.nn.relu(x)
-        if pictures and len(self.weights[2 * layer + 2].shape) == 2:  # the last of its kind
+        if convolution and len(self.weights[2 * layer + 2].shape) == 2:  # dense layers follow
             x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
         return x
 
     def step(self, mean: Averaging) -> Callable[[], np.ndarray]:
-        """A compiled training step; `mean` stands between gradients and update."""
+        """Return a compiled training step that averages gradients with `mean` before the update."""
         import tensorflow as tf
 
         step = tf.function(lambda x, y: self.train(x, y, mean), jit_compile=False)
         return lambda: step(self.x, self.y).numpy()
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: Averaging) -> tf.Tensor:
-        """The operations of one step; its loss."""
+        """Run the operations of one training step, and return its loss."""
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
@@ -163,21 +167,22 @@ class Model:
         return loss
 
     def step_into_next(self, exchange: Exchange, count: int) -> Callable[[], np.ndarray]:
-        """So many compiled steps, each of which updates layers right before it uses them.
+        """Return a call of `count` steps, each of which updates a layer just before its next use.
 
-        As `labkit.exchange.priority` does it; behind the last one, all is up to date.
+        The steps use the priority schedule of `labkit.exchange.priority`. All weights are up to
+        date after the call.
         """
         import tensorflow as tf
 
-        from labkit.exchange.priority import LEARN
+        from labkit.exchange.priority import MEASURED_STEPS
 
         variables = [weight.value() for weight in self.weights]
         layers = [number // 2 for number in range(len(variables))]
         exchange.prepare(variables, [f"gradient {n}" for n in range(len(variables))], layers)
-        exchange.service.reorder_after(LEARN, exchange.by_priority)
+        exchange.service.reorder_after(MEASURED_STEPS, exchange.by_priority)
         first = tf.function(lambda x, y: self._into_next(x, y, exchange, pending=False))
         further = tf.function(lambda x, y: self._into_next(x, y, exchange, pending=True))
-        last = tf.function(lambda: self._take_all(exchange))
+        last = tf.function(lambda: self._update_all_layers(exchange))
 
         def steps() -> np.ndarray:
             loss = first(self.x, self.y)
@@ -199,62 +204,62 @@ class Model:
             for layer in range(len(self.weights) // 2):
                 if pending:
                     with tape.stop_recording(), tf.control_dependencies([value]):
-                        self._take(exchange, layer)
+                        self._update_layer(exchange, layer)
                 value = self.forward(layer, value)
             loss = cross_entropy(y, value)
         gradients = tape.gradient(loss, self.weights)
-        with tf.control_dependencies([value]):  # a step issues after its last wait
+        with tf.control_dependencies([value]):  # exchanges are issued after the last wait
             issued = exchange.issue(gradients, tf.constant(1, tf.int64))
         with tf.control_dependencies(issued):
             return tf.identity(loss)
 
-    def _take_all(self, exchange: Exchange) -> None:
+    def _update_all_layers(self, exchange: Exchange) -> None:
         for layer in range(len(self.weights) // 2):
-            self._take(exchange, layer)
+            self._update_layer(exchange, layer)
 
-    def _take(self, exchange: Exchange, layer: int) -> None:
-        """Wait for a layer's means, and change its weights."""
+    def _update_layer(self, exchange: Exchange, layer: int) -> None:
+        """Wait for the mean gradients of a layer, and update its weights."""
         own = range(2 * layer, 2 * layer + 2)
         self.update(exchange.wait(own), own)
 
-    def update(self, gradients: list[tf.Tensor], which: Iterable[int] | None = None) -> None:
-        """Change these weights; None: all of them."""
+    def update(self, gradients: list[tf.Tensor], indices: Iterable[int] | None = None) -> None:
+        """Update the weights with the numbers `indices`; None: all weights."""
         import tensorflow as tf
 
-        chosen = range(len(self.weights)) if which is None else which
+        chosen = range(len(self.weights)) if indices is None else indices
         pairs = [(self.weights[number], self.momenta[number]) for number in chosen]
         for (weight, momentum), gradient in zip(pairs, gradients, strict=True):
-            # The operation of Keras's own optimizer, without the Python around it.
+            # Keras's optimizer uses this operation; a direct call avoids its Python overhead.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )
 
     def checksum(self) -> float:
-        """Equal where all weights are."""
-        # In float64, and of magnitudes, which cannot cancel each other.
+        """Return a checksum of all weights; equal weights have equal checksums."""
+        # The checksum sums absolute values, which cannot cancel, in float64.
         return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
 
 
 def cross_entropy(y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Its mean over a batch."""
+    """Return the mean cross-entropy over a batch."""
     import tensorflow as tf
 
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
     return tf.reduce_mean(losses)
 
 
-class WordModel(Model):
-    """The model of words, and plain SGD: of a table, it changes the rows of the batch alone."""
+class WordModel(BenchModel):
+    """A word model with plain SGD, which updates only the embedding rows of the batch's words."""
 
     def scores(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Model`."""
+        """Return the logits of all classes, of shape (batch, 10), from word indices."""
         import tensorflow as tf
 
         table, layer = self.weights
         return tf.gather(table, x) @ layer
 
-    def update(self, gradients: list[tf.Tensor], which: Iterable[int] | None = None) -> None:
-        """See `Model`."""
+    def update(self, gradients: list[tf.Tensor], indices: Iterable[int] | None = None) -> None:
+        """Update the weights by plain SGD; of the embedding, only the rows in the gradient."""
         import tensorflow as tf
 
         for weight, gradient in zip(self.weights, gradients, strict=True):

@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.records.checkpoints import RESUMES
+from labkit.records.checkpoints import RESUME_VARIABLE
 
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Keep runs in a folder that this context removes, also within a job.
+    """Make runs in this context use a temporary folder, which is removed at the end.
 
-    The runs of an earlier attempt at that job are not found.
+    In a batch job, runs of the job's earlier attempts stay invisible.
     """
-    ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUMES)
+    ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
     before = {name: os.environ[name] for name in ours if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
-        # LABKIT_JOB stays set within a job: it tells a process that no terminal shows its output.
+        # In a job, LABKIT_JOB stays set, because it tells processes that they have no terminal.
         os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
-        os.environ.pop(RESUMES, None)
+        os.environ.pop(RESUME_VARIABLE, None)
         try:
             yield Path(folder)
         finally:

@@ -1,4 +1,4 @@
-"""How benchmarks check and time an allreduce, whatever carries its messages."""
+"""Verification and timing of an allreduce over any transport, and common fields of rows."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 
 T = TypeVar("T")
 
-# One measurement as it is written: times in ms, sizes in bytes, shares from 0 to 1; see `head`.
+# A Row is one measurement: times are in ms, sizes in bytes, and shares are 0 to 1; see `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
 
 
-class Ranks(Protocol):
-    """What a timed allreduce needs; `Communicator` is one."""
+class TimedRanks(Protocol):
+    """The interface that the timing of an allreduce needs; `Communicator` implements it."""
 
     rank: int
     size: int
 
-    def meet(self, what: str = ...) -> None:
-        """Come back at the same time as the other ranks."""
+    def barrier(self, label: str = ...) -> None:
+        """Wait until all ranks have called the barrier."""
 
     def allgather(self, value: T) -> list[T]:
-        """Everybody's value, by rank."""
+        """Return the values of all ranks in rank order."""
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
-        """The sum of all buffers, in place."""
+        """Replace the content of the buffer by the sum of all ranks' buffers."""
 
 
-def check(ranks: Ranks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Whether whole numbers, which add exactly, come out right on every rank; also the warm-up."""
-    # Small whole numbers: float32 adds them without rounding, in any order.
+def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
+    """Return whether an allreduce of whole numbers is exact on all ranks; it is also a warm-up."""
+    # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
     ranks.allreduce(buffer, algorithm)
@@ -40,49 +40,50 @@ def check(ranks: Ranks, algorithm: str, buffer: np.ndarray) -> bool:
     return all(ranks.allgather(bool(np.array_equal(buffer, index * total))))
 
 
-def timed(ranks: Ranks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
-    """Seconds of each call, from a common start to the end of the slowest rank, shape (calls,)."""
-    buffer[...] = 0.0  # sums of sums would overflow
-    own = []
+def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
+    """Return the seconds of each call on its slowest rank, as an array of shape (calls,)."""
+    buffer[...] = 0.0  # repeated sums would overflow
+    seconds = []
     for _ in range(calls):
-        ranks.meet("the next call of a benchmark")
-        # After the meeting: to wait for the others is no part of the call.
+        ranks.barrier("the next call of a benchmark")
+        # The clock starts after the barrier, because waiting for other ranks is not part of the
+        # call.
         start = time.perf_counter()
         ranks.allreduce(buffer, algorithm)
-        own.append(time.perf_counter() - start)
-    slowest: np.ndarray = np.max(ranks.allgather(own), axis=0)
+        seconds.append(time.perf_counter() - start)
+    slowest: np.ndarray = np.max(ranks.allgather(seconds), axis=0)
     return slowest
 
 
-def sweep(ranks: Ranks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
-    """The median call in s, and whether sums are right, of each (algorithm, bytes, calls)."""
-    done = []
+def sweep(ranks: TimedRanks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
+    """Time cases (algorithm, bytes, calls); return median seconds and correctness of each case."""
+    results = []
     for algorithm, nbytes, calls in cases:
         buffer = np.zeros(nbytes // 4, np.float32)
-        right = check(ranks, algorithm, buffer)
-        done.append((float(np.median(timed(ranks, algorithm, buffer, calls))), right))
-    return done
+        right = verify_sum(ranks, algorithm, buffer)
+        results.append((float(np.median(timed(ranks, algorithm, buffer, calls))), right))
+    return results
 
 
 def head(
-    bench: str, case: str, what: str, workers: int, network: str | None = None, **more: int
+    bench: str, case: str, variant: str, workers: int, network: str | None = None, **more: int
 ) -> Row:
-    """How every row begins: what was measured, of what, on how many ranks, over which network.
+    """Return the common fields of a row.
 
     Args:
-        bench: the benchmark, as `labkit bench` calls it.
-        case: what was worked on.
-        what: the kind of work.
-        workers: ranks or processes.
-        network: the emulated or other network; None: the machine's own.
-        more: `repeats` and `bytes`, where they are known by then.
+        bench: Name of the benchmark in `labkit bench`.
+        case: What is measured, such as a model.
+        variant: Kind of work that is timed; field `what` of the row.
+        workers: Number of ranks or processes.
+        network: Emulated or real network; None: the machine's network.
+        more: The fields `repeats` and `bytes`, if known.
     """
-    row: Row = {"bench": bench, "case": case, "what": what, "workers": workers}
+    row: Row = {"bench": bench, "case": case, "what": variant, "workers": workers}
     return row | {"network": network, "clock": "wall"} | more
 
 
 def spread(seconds: Sequence[float]) -> Row:
-    """Median, least and 90th percentile of the repeats' medians, ms."""
+    """Return the fields with median, minimum and 90th percentile (ms) of the repeats' seconds."""
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
         "min_ms": 1e3 * min(seconds),
@@ -91,7 +92,7 @@ def spread(seconds: Sequence[float]) -> Row:
 
 
 def added(seconds: Sequence[float]) -> Row:
-    """What exchanging adds to the local step, by repeat: median, least and most, ms."""
+    """Return the fields with median, minimum and maximum (ms) of the time added to a local step."""
     return {
         "added_ms": 1e3 * float(np.median(seconds)),
         "added_min_ms": 1e3 * min(seconds),

@@ -1,1 +1,1 @@
-"""The command line, and what only it offers."""
+"""The `labkit` command line, and the code that only its commands use."""

@@ -1,4 +1,4 @@
-"""The command line. Whatever takes long to import is imported by the command that needs it."""
+"""The `labkit` command. Subcommands import slow modules only when they run: --help stays fast."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
 from labkit.cli.experiments import experiment_of
 from labkit.cli.forecast import forecast
+from labkit.cli.frameworks import frameworks
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
 from labkit.cli.notebook_options import PARAMETER, OfNotebook, Target
-from labkit.cli.peers import peers
 from labkit.cli.placement_options import place, placed
+from labkit.cli.prestart import prestart
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
 from labkit.cli.tf_config import tf_config
-from labkit.cli.warm import warm
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.output import output_option
 from labkit.common.paths import keep_bytecode
+from labkit.common.renamed import name_today
 from labkit.common.terminal import one_line, restart_in_utf8, say
-from labkit.records.endings import by_whom, terminate
+from labkit.records.endings import interruption_text, terminate
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -44,35 +45,54 @@ RUNS = click.argument("paths", metavar="RUNS...", nargs=-1, required=True, type=
 
 
 class OneLineErrors(click.Group):
-    """Errors that labkit raises on purpose end in one line on stderr, not in a traceback."""
+    """A command group that prints a LabkitError as one line on stderr, without a traceback."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if today := name_today(args[0], self.list_commands(ctx)):
+            ctx.fail(f"No such command {args[0]!r}: its name is now {today!r}.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
-            # A line for who types commands: where in Python it was said helps nobody there.
+            # Print each warning as one line without its source location, which does not help a
+            # command-line user.
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = lambda message, *_: say(one_line(str(message)), err=True)
             try:
                 super().invoke(ctx)
+            except click.NoSuchOption as error:
+                options = [name for p in _parameters(error.ctx) for name in p.opts]
+                today = name_today(error.option_name, options)
+                if today:
+                    message = f"No such option {error.option_name!r}: its name is now {today!r}."
+                    raise click.UsageError(message, error.ctx) from None
+                raise
             except LabkitError as error:
                 say(f"labkit: {one_line(str(error))}", err=True)
                 ctx.exit(2 if isinstance(error, InvalidInput) else 1)
             except OSError as error:
                 if error.errno not in (*DISK, *PATH):
                     raise
-                told = f"{error.strerror}: {error.filename or 'a file'}"
-                say(f"labkit: {one_line(told)}", err=True)
+                message = f"{error.strerror}: {error.filename or 'a file'}"
+                say(f"labkit: {one_line(message)}", err=True)
                 ctx.exit(2 if error.errno in PATH else 1)
             except KeyboardInterrupt as error:
-                say(f"labkit: {by_whom(error)}", err=True)
+                say(f"labkit: {interruption_text(error)}", err=True)
                 ctx.exit(INTERRUPTED)
+
+
+def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
+    return ctx.command.get_params(ctx) if ctx else []
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="labkit")
 def app() -> None:
-    """Ask questions about distributed deep learning; answer them on real MPI ranks."""
+    """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # Here, so that whatever a command starts inherits it: jobs, keepers, engines.
+    # The processes that a command starts (jobs, cluster keepers, engines) inherit this setting.
     keep_bytecode()
 
 
@@ -82,25 +102,25 @@ app.add_command(container)
 app.add_command(forecast)
 app.add_command(gallery)
 app.add_command(kubernetes)
-app.add_command(peers)
+app.add_command(frameworks)
 app.add_command(simulate)
 app.add_command(sweep)
 app.add_command(testbed)
 app.add_command(tf_config)
-app.add_command(warm)
+app.add_command(prestart)
 
 
 @app.command(cls=OfNotebook)
 @click.argument("target", type=Target())
 @PARAMETER
-@click.option("-f", "files", multiple=True, type=FOLDER, help="Parameters from a YAML file.")
-@click.option("-y", "texts", multiple=True, help="Parameters as YAML text.")
-@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("-f", "files", multiple=True, type=FOLDER, help="Read parameters from a YAML file.")
+@click.option("-y", "texts", multiple=True, help="Read parameters from YAML text.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder of all runs.")
 @click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
-@click.option("--check", is_flag=True, help="Only check the parameters; nothing is started.")
+@click.option("--check", is_flag=True, help="Check the parameters and start nothing.")
 @click.option("--force", is_flag=True, help=FORCE)
-@click.option("--resume", is_flag=True, help="Go on with the newest run of it that was broken off.")
+@click.option("--resume", is_flag=True, help="Resume the newest interrupted run.")
 @placed
 def run(
     target: Path,
@@ -115,35 +135,41 @@ def run(
     resume: bool,
     **where: Any,
 ) -> None:
-    """Run a notebook, or the experiment of a YAML file, with these parameters.
+    """Run a notebook or an experiment's YAML file.
 
-    Where a parameter is given twice, -p wins over -y, and -y over -f. With a notebook, --help lists
-    its parameters: labkit run notebooks/tour.ipynb --help
+    TARGET is the notebook or the YAML file. Values of -p override those of -y, and values of -y
+    override those of -f. After a notebook, --help lists the notebook's parameters: labkit run
+    notebooks/tour.ipynb --help
     """
     from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
 
-    # A queue, or the system that goes down, asks as a person does: the record is written.
+    # Batch queues and system shutdown send SIGTERM. Handle this signal like Ctrl-C, so that the
+    # run's record is written.
     signal.signal(signal.SIGTERM, terminate)
     place(**where)
-    given: dict[str, JSON] = {}
+    values: dict[str, JSON] = {}
     for path in files:
-        given |= read_yaml(read_text(path), str(path))
+        values |= read_yaml(read_text(path), str(path))
     for text in texts:
-        given |= read_yaml(text, "-y")
-    # Last, so that it wins.
-    given |= dict(parameters)
+        values |= read_yaml(text, "-y")
+    # The values of -p come last, because they override those of -y and -f.
+    values |= dict(parameters)
     followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
-        _run_experiment(target, given, root, check, force, resume, followed)
+        _run_experiment(target, values, root, check, force, resume, followed)
     else:
-        _run_notebook(target, given, root, check, force, resume, followed)
+        _run_notebook(target, values, root, check, force, resume, followed)
 
 
 @app.command("ls")
 @click.argument("folder", default="runs", type=FOLDER)
 def list_runs(folder: Path) -> None:
-    """List jobs and runs: state, duration, accuracy, samples/s, the gate's verdict, cause."""
+    """List the jobs and runs of a folder.
+
+    The columns are state, duration, accuracy, samples/s, the result of the verification, and the
+    cause of a failure.
+    """
     from labkit.jobs import listing
 
     rows, skipped = listing.jobs_and_runs(folder)
@@ -155,20 +181,31 @@ def list_runs(folder: Path) -> None:
 @app.command()
 @click.argument("folder", default="runs", type=FOLDER)
 def stop(folder: Path) -> None:
-    """End the jobs and sweeps of a folder that run; cells clean up, records say so."""
+    """Stop the running jobs and sweeps of a folder.
+
+    Running notebook cells are interrupted so that they can clean up, and the records of the runs
+    are written.
+    """
     from labkit.jobs.stop import stop as stop_all
 
-    left = stop_all(folder, say)
-    sys.exit(1 if left else 0)
+    remaining = stop_all(folder, say)
+    sys.exit(1 if remaining else 0)
 
 
 @app.command()
 @RUNS
-@output_option("-o", "output", default="compare.html", show_default=True)
-@output_option("--csv", "csv", help="Also write all parameters and metrics as CSV.")
-@output_option("--parquet", "parquet", help="The same as Parquet.")
-@click.option("--mlflow", "mlflow", metavar="ADDRESS", help="Also write the runs into MLflow.")
-@click.option("--tensorboard", "tensorboard", type=FOLDER, help="The same for TensorBoard.")
+@output_option("-o", "output", default="compare.html", show_default=True, help="HTML file.")
+@output_option("--csv", "csv", help="Also write all parameters and metrics to a CSV file.")
+@output_option(
+    "--parquet", "parquet", help="Also write all parameters and metrics to a Parquet file."
+)
+@click.option("--mlflow", "mlflow", metavar="ADDRESS", help="Also log the runs to MLflow.")
+@click.option(
+    "--tensorboard",
+    "tensorboard",
+    type=FOLDER,
+    help="Also write the runs as TensorBoard logs to this folder.",
+)
 def compare(
     paths: tuple[Path, ...],
     output: Path,
@@ -177,20 +214,20 @@ def compare(
     mlflow: str | None,
     tensorboard: Path | None,
 ) -> None:
-    """Print a table of runs side by side, and write their figure as one HTML file."""
+    """Compare runs in a table and in a figure (HTML)."""
     from labkit import figures
     from labkit.figures.kit.canvas import html_page
-    from labkit.jobs.listing import shown
+    from labkit.jobs.listing import displayed_path
     from labkit.records.export import export, to_mlflow, to_tensorboard
     from labkit.records.store import write_atomically
 
     runs = _load(paths)
     say(figures.table(runs).to_string(na_rep=""))
     write_atomically(_ready(output), html_page(figures.compare(runs)))
-    say(f"figure: {shown(output)}")
+    say(f"figure: {displayed_path(output)}")
     for kind, path in ((".csv", csv), (".parquet", parquet)):
         if path is not None:
-            say(f"table: {shown(export(runs, path, kind))}")
+            say(f"table: {displayed_path(export(runs, path, kind))}")
     if mlflow is not None:
         say(f"MLflow: {len(to_mlflow(runs, mlflow))} runs in {mlflow}")
     if tensorboard is not None:
@@ -200,41 +237,44 @@ def compare(
 
 @app.command()
 @RUNS
-@output_option("-o", "output", default="report.html", show_default=True)
-@click.option("--notebook", type=FOLDER, help="The executed notebook to show; or that of the job.")
+@output_option("-o", "output", default="report.html", show_default=True, help="HTML file.")
+@click.option(
+    "--notebook", type=FOLDER, help="Executed notebook to include.  [default: the job's notebook]"
+)
 def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
-    """Write a report of runs: one HTML file that opens anywhere, without a network."""
-    from labkit.jobs.listing import shown
+    """Write a report of runs as one HTML file that opens offline."""
+    from labkit.jobs.listing import displayed_path
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # A notebook without runs has a report, too.
+    # If the paths hold no runs, report the notebook that they name.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
-    say(f"report: {shown(output)}")
+    say(f"report: {displayed_path(output)}")
 
 
 @app.command()
 @click.argument("path", metavar="RUN", type=FOLDER)
-@output_option("-o", "output", default="trace.json", show_default=True)
+@output_option("-o", "output", default="trace.json", show_default=True, help="Trace file.")
 def trace(path: Path, output: Path) -> None:
-    """Write a run's timeline as a trace that chrome://tracing and ui.perfetto.dev open.
+    """Write a run's timeline as a Chrome trace.
 
-    All ranks are on one clock; beside the steps of a pipeline stands what is predicted of them.
+    Open the trace in chrome://tracing or ui.perfetto.dev. The times of all ranks refer to one
+    clock. For a pipeline, the trace also contains the simulator's prediction of each step.
     """
     from labkit.common.units import seconds_text
-    from labkit.jobs.listing import shown
+    from labkit.jobs.listing import displayed_path
     from labkit.records.staged_steps import predicted_rows
 
     runs = _load((path,))
     if len(runs) > 1:
-        raise InvalidInput(f"{path} holds {len(runs)} runs: give the folder of one of them")
+        raise InvalidInput(f"{path} holds {len(runs)} runs; give the folder of one run")
     run = runs[0]
-    beside = predicted_rows(run)
-    say(f"trace: {shown(run.export_trace(_ready(output), beside))}")
-    if worst := max((each["within_s"] for each in run.metrics.get("clocks") or []), default=0.0):
-        say(f"all ranks on rank 0's clock, within {seconds_text(worst)}")
-    if beside:
-        say("beside each step stands what the simulator predicts of it")
+    predictions = predicted_rows(run)
+    say(f"trace: {displayed_path(run.export_trace(_ready(output), predictions))}")
+    if worst := max((clock["within_s"] for clock in run.metrics.get("clocks") or []), default=0.0):
+        say(f"clocks of all ranks agree with rank 0's within {seconds_text(worst)}")
+    if predictions:
+        say("the trace includes the simulator's prediction of each step")
 
 
 @app.command()
@@ -243,11 +283,19 @@ def trace(path: Path, output: Path) -> None:
     type=click.Choice(["local", "hosts", "slurm"]),
     default="local",
     show_default=True,
-    help="Check what ranks need that it starts.",
+    help="Launcher whose requirements are checked.",
 )
-@click.option("--hosts", default="", help="Of --launcher hosts: a:2,b:2 or a host file.")
+@click.option(
+    "--hosts",
+    default="",
+    help="Hosts with their ranks, a:2,b:2, or a host file; needs --launcher hosts.",
+)
 def doctor(launcher: str, hosts: str) -> None:
-    """Check this machine: each line ok, or the fix to paste."""
+    """Check this machine and print fixes for problems.
+
+    Each result is one line. If it is a problem, the line ends with a command that fixes the
+    problem.
+    """
     from labkit.cli.doctor import checks_of, examine
 
     broken = False
@@ -259,15 +307,22 @@ def doctor(launcher: str, hosts: str) -> None:
 
 @app.command()
 @click.argument("name")
-@click.option("--model", default="mlp", show_default=True, help="A name of labkit.models.MODELS.")
 @click.option(
-    "--dataset", default="digits", show_default=True, help="A name of labkit.datasets.DATASETS."
+    "--model", default="mlp", show_default=True, help="Model, by its name in labkit.models.MODELS."
 )
 @click.option(
-    "--strategies", default="", help="Such as 'AllReduce, {name: Pipeline, schedule: gpipe}'."
+    "--dataset",
+    default="digits",
+    show_default=True,
+    help="Data set, by its name in labkit.datasets.DATASETS.",
+)
+@click.option(
+    "--strategies",
+    default="",
+    help="Strategies to compare, e.g. 'AllReduce, {name: Pipeline, schedule: gpipe}'.",
 )
 def new(name: str, model: str, dataset: str, strategies: str) -> None:
-    """Write NAME.ipynb, a notebook with parameters that compares strategies."""
+    """Write a notebook NAME.ipynb that compares strategies."""
     from labkit.jobs.template import new as write_new
 
     path = write_new(name, model, dataset, strategies)
@@ -275,13 +330,14 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 
 
 @app.command()
-@output_option("-o", "output", help="A Markdown file, instead of the terminal.")
-@output_option("--map", "grid", help="An HTML file: the map of all strategies.")
+@output_option("-o", "output", help="Markdown file to write instead of printing.")
+@output_option("--map", "grid", help="HTML file for a map of all strategies.")
 def methods(output: Path | None, grid: Path | None) -> None:
-    """Every method with its paper, its parameters and the notebooks that try it.
+    """List all methods with papers, parameters and notebooks.
 
-    With --map also, or only, the grid in which strategies stand: architecture, synchronization,
-    parallelism, compression, scheduling; it opens offline, and shows where there is no method.
+    --map writes an HTML page that opens offline. Its grid classifies the strategies by
+    architecture, synchronization, parallelism, compression and scheduling, and also shows cells
+    without a strategy.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -297,34 +353,38 @@ def methods(output: Path | None, grid: Path | None) -> None:
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="[OPTIONS OF JUPYTERLAB]...", nargs=-1, type=click.UNPROCESSED)
 def lab(arguments: tuple[str, ...]) -> None:
-    """Open JupyterLab at notebooks/, with runs and data where `labkit run` has them.
+    """Open JupyterLab at notebooks/.
 
-    Further arguments go to JupyterLab: labkit lab --no-browser --port 8899; `--help-all` lists its.
+    Runs and data are stored in the same folders as with `labkit run`. All arguments are passed to
+    JupyterLab: labkit lab --no-browser --port 8899. `labkit lab --help-all` lists JupyterLab's
+    options.
     """
-    # Other users of this machine read no outputs of kernels that can encrypt them.
+    # Encrypted messages keep other users of this machine from reading the output of kernels.
     command = [sys.executable, "-P", "-m", "jupyterlab"]
     command.append("--KernelManager.transport_encryption=auto")
-    # Templates of nbconvert are code, and it would look for them in the current folder.
+    # Because nbconvert templates contain code, an empty list keeps nbconvert from loading templates
+    # from the current folder.
     command.append("--TemplateExporter.extra_template_basedirs=[]")
-    # Modules beside a notebook, which may be anybody's, would come before installed ones.
+    # Untrusted modules in a notebook's folder must not shadow installed modules.
     command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")
-    # A kernel works in its notebook's folder; runs and data stay where `labkit run` has them.
+    # A kernel runs in its notebook's folder. With these variables, it still uses the run and data
+    # folders of `labkit run`.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():
         os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
     if Path("notebooks").is_dir():
         command.append("--LabApp.default_url=/lab/tree/notebooks")
     if os.name == "posix" and os.geteuid() == 0:
-        # JupyterLab refuses root without it, and in a container one often is.
+        # JupyterLab refuses to run as root without this option, and containers often run as root.
         command.append("--allow-root")
     sys.stdout.flush()
-    # JupyterLab takes the place of this process: Ctrl-C and its exit code are its own.
+    # JupyterLab replaces this process, so that JupyterLab receives Ctrl-C and sets the exit code.
     os.execv(sys.executable, [*command, *arguments])
 
 
 def _run_notebook(
     notebook: Path,
-    given: dict[str, JSON],
+    overrides: dict[str, JSON],
     root: Path,
     check: bool,
     force: bool,
@@ -334,36 +394,36 @@ def _run_notebook(
     from labkit.cluster import early_start
     from labkit.jobs import estimate, parameters
     from labkit.jobs.first_cluster import first_cluster
-    from labkit.jobs.listing import run_row, shown, table
+    from labkit.jobs.listing import displayed_path, run_row, table
     from labkit.jobs.notebook import execute
     from labkit.records.run import load_runs
 
-    values = parameters.check(notebook, given)
+    values = parameters.validate_values(notebook, overrides)
     estimate.refuse(estimate.workers_of(notebook, values), force)
-    # On stderr: who passes the output on wants results only.
+    # The estimate is printed on stderr, so that pipes receive results only.
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
-    with followed as follow, early_start.started(first_cluster(notebook, values)):
+    with followed as follow, early_start.early_engines(first_cluster(notebook, values)):
         job = execute(notebook, values, root, follow, resume)
-    found = load_runs(job.path)
-    if found:
-        say(table([run_row(run, run.path.name) for run in found]))
+    runs = load_runs(job.path)
+    if runs:
+        say(table([run_row(run, run.path.name) for run in runs]))
     if job.state == "completed":
-        say(f"result: {shown(job.path)}")
+        say(f"result: {displayed_path(job.path)}")
         return
     rank = "" if job.rank is None else f" on rank {job.rank}"
-    record = shown(job.path / "output.ipynb")
-    said = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
-    say(f"labkit: {said}", err=True)
-    # What a cell refused before its cluster started is bad input, too.
+    record = displayed_path(job.path / "output.ipynb")
+    message = f"{notebook.name} {job.state}{rank}: {job.cause}; record: {record}"
+    say(f"labkit: {message}", err=True)
+    # If a cell raises InvalidInput, this command exits with the code for invalid input.
     refused = re.match(r"cell In \[\d+\]: InvalidInput: ", job.cause or "")
     sys.exit(INTERRUPTED if job.state == "interrupted" else 2 if refused else 1)
 
 
 def _run_experiment(
     path: Path,
-    given: dict[str, JSON],
+    overrides: dict[str, JSON],
     root: Path,
     check: bool,
     force: bool,
@@ -373,32 +433,32 @@ def _run_experiment(
     from labkit.cluster import RankError
     from labkit.cluster import run as run_here
     from labkit.jobs import estimate
-    from labkit.jobs.listing import run_row, shown, table
-    from labkit.records.checkpoints import RESUMES
+    from labkit.jobs.listing import displayed_path, run_row, table
+    from labkit.records.checkpoints import RESUME_VARIABLE
 
-    experiment = experiment_of(path, given)
+    experiment = experiment_of(path, overrides)
     estimate.refuse(experiment.ranks, force)
     say(estimate.of_experiment(experiment.to_json(), root, experiment.ranks), err=True)
     if check:
         return
     folder = root / path.stem
-    # As in a notebook's job: the variable says where a cluster puts its runs.
+    # As in a notebook's job, the cluster reads the folder for its runs from this variable.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     if resume:
-        os.environ[RESUMES] = "1"
+        os.environ[RESUME_VARIABLE] = "1"
     try:
         with followed as follow:
             follow(folder)
-            done = run_here(experiment)
+            result = run_here(experiment)
     except RankError as error:
         kind = InvalidInput if isinstance(error, InvalidInput) else LabkitError
-        raise kind(f"{error}; record: {shown(folder)}") from error
-    say(table([run_row(done, done.name)]))
-    say(f"result: {shown(done.path)}")
+        raise kind(f"{error}; record: {displayed_path(folder)}") from error
+    say(table([run_row(result, result.name)]))
+    say(f"result: {displayed_path(result.path)}")
 
 
 def _ready(output: Path) -> Path:
-    """The file that is to be written, in a folder that is there."""
+    """Create the folder of an output file, and return the path of the file."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -412,5 +472,5 @@ def _load(paths: tuple[Path, ...]) -> list[Run]:
     runs = load_runs(paths)
     if not runs:
         places = ", ".join(map(str, paths))
-        raise LabkitError(f"no runs in {places}: give run folders, or a folder that holds some")
+        raise LabkitError(f"no runs in {places}; give run folders, or a folder that contains runs")
     return runs

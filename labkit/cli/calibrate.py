@@ -1,4 +1,4 @@
-"""`labkit calibrate`: measure once what forecasts of this machine are made from."""
+"""`labkit calibrate`: measure this machine once, for use by `labkit forecast`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,38 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option(
-    "-p", "fields", metavar="NAME VALUE", nargs=2, multiple=True, help="Of all experiments."
+    "-p",
+    "fields",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="Set a field of all experiments.",
 )
-@output_option("-o", "output", help="Write it here instead.")
-@click.option("--threads", default="1", show_default=True, callback=numbers, help="Of a rank.")
-@click.option("--batches", default="16,64,256", show_default=True, callback=numbers)
-@click.option("--workers", default=2, show_default=True, help="Ranks at once, at most.")
+@output_option("-o", "output", help="Calibration file.  [default: this machine's file]")
+@click.option(
+    "--threads",
+    default="1",
+    show_default=True,
+    callback=numbers,
+    help="Numbers of threads in a rank.",
+)
+@click.option(
+    "--batches", default="16,64,256", show_default=True, callback=numbers, help="Batch sizes."
+)
+@click.option("--workers", default=2, show_default=True, help="Largest number of ranks.")
 @click.option(
     "--compressors",
     "further",
     callback=compressors,
-    help="Further ones, beside all that need no fields: '{name: TopK, ratio: 0.001}'.",
+    help="More compressors, e.g. '{name: TopK, ratio: 0.001}'; compressors without required "
+    "fields are always measured.",
 )
-@click.option("--quick", is_flag=True, help="Fewer repeats and sizes: a few minutes.")
-@click.option("--show", is_flag=True, help="Only show what this machine, or -o FILE, has.")
+@click.option("--quick", is_flag=True, help="Use fewer repeats and sizes; takes a few minutes.")
+@click.option(
+    "--show",
+    is_flag=True,
+    help="Show the calibration of this machine, or of -o FILE, and measure nothing.",
+)
 def calibrate(
     models: tuple[str, ...],
     fields: tuple[tuple[str, str], ...],
@@ -44,25 +62,27 @@ def calibrate(
     quick: bool,
     show: bool,
 ) -> None:
-    """Measure what steps, messages and compressors take here, for `labkit forecast`.
+    """Measure this machine for `labkit forecast`.
 
-    MODEL is a name, or the YAML file of an experiment, whose model, data set, precision and
-    optimizer count; -p sets these of all: labkit calibrate mlp cnn -p dataset mnist. Of an
-    experiment of several workers, whole steps of its strategy are measured, too. What is measured
-    is kept with this machine and its versions, beside what was measured before.
+    The command times training steps, messages and compressors. MODEL is a model's name or an
+    experiment's YAML file, from which the calibration takes model, data set, precision and
+    optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset mnist
+
+    If an experiment has several workers, whole steps of its strategy are measured as well. The
+    results are added to the stored calibration of this machine and its software versions.
     """
     from labkit.bench.calibration_runs import calibrate as measure
     from labkit.bench.compression import without_fields
     from labkit.cli.experiments import experiment_named
     from labkit.forecast import Calibration
-    from labkit.forecast.calibration_store import here
-    from labkit.jobs.listing import shown
+    from labkit.forecast.calibration_store import local_calibration
+    from labkit.jobs.listing import displayed_path
 
     if show:
-        _show(Calibration.load(output) if output else here())
+        _show(Calibration.load(output) if output else local_calibration())
         return
     experiments = [experiment_named(model, dict(fields)) for model in models or ("mlp",)]
-    found = measure(
+    calibration = measure(
         experiments,
         workers,
         batches,
@@ -70,22 +90,25 @@ def calibrate(
         [*without_fields(), *further],
         quick,
         file=output,
-        told=lambda line: say(line, err=True),
+        progress=lambda line: say(line, err=True),
     )
-    _show(found)
-    say(f"calibration {found.hash8}: {shown(output) if output else 'kept for this machine'}")
+    _show(calibration)
+    say(
+        f"calibration {calibration.hash8}: "
+        f"{displayed_path(output) if output else 'stored for this machine'}"
+    )
 
 
 def _show(calibration: Calibration) -> None:
-    """Where each figure is from, and latency and speed of each level."""
+    """Print each quantity's source, and the latency and costs per byte of each network level."""
     from labkit.common.units import seconds_text
     from labkit.forecast.provenance import fits, sources
     from labkit.jobs.listing import table
 
-    say(table(sources(calibration), ("figure", "known by")))
+    say(table(sources(calibration), ("quantity", "source")))
     rows = [
         (level, seconds_text(fit.alpha), f"{fit.beta:.2e}", f"{fit.gamma:.2e}", f"{fit.error:.0%}")
         for level, fit in fits(calibration).items()
     ]
     if rows:
-        say(table(rows, ("level", "a message", "s a byte sent", "s a byte added", "off by")))
+        say(table(rows, ("level", "latency", "s per byte sent", "s per byte added", "fit error")))

@@ -1,4 +1,4 @@
-"""Experiments as commands are given them: files, or names of models."""
+"""Experiments given on the command line, as YAML files or names of models."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ if TYPE_CHECKING:
     from labkit.experiment import Experiment
 
 
-def experiment_of(path: Path, given: Mapping[str, JSON]) -> Experiment:
-    """The experiment of a file, with other values for some fields."""
+def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
+    """Return the experiment in a YAML or JSON file, with some fields replaced by `overrides`."""
+    from labkit.common.canonical_json import SCHEMA
     from labkit.experiment import Experiment
-    from labkit.experiment.experiment import SCHEMA
     from labkit.jobs.parameters import read_text, read_yaml, value_of
+    from labkit.records.renamed import rename_experiment
 
     fields = read_yaml(read_text(path), str(path))
-    # The experiment.json of a run is a file to start from, too.
-    if (schema := fields.pop("schema", SCHEMA)) not in range(1, SCHEMA + 1):
+    # The file may be the experiment.json of a run, which contains a schema version.
+    schema = fields.pop("schema", SCHEMA)
+    if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
         raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
-    return Experiment(**fields | {name: value_of(value) for name, value in given.items()})
+    if schema < SCHEMA:
+        fields = rename_experiment(fields)
+    return Experiment(**fields | {name: value_of(value) for name, value in overrides.items()})
 
 
-def experiment_named(model: str, given: Mapping[str, JSON]) -> Experiment:
-    """The experiment of a file, or one with this model, with these values for some fields."""
+def experiment_named(model: str, overrides: Mapping[str, JSON]) -> Experiment:
+    """Return the experiment in a file, or that of a model's name, with some fields replaced."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import value_of
 
     if Path(model).suffix in (".yaml", ".yml", ".json"):
-        return experiment_of(Path(model), given)
-    return Experiment(model=model, **{name: value_of(value) for name, value in given.items()})
+        return experiment_of(Path(model), overrides)
+    return Experiment(model=model, **{name: value_of(value) for name, value in overrides.items()})

@@ -1,4 +1,4 @@
-"""`labkit forecast`: what an experiment would take on any number of workers; nothing is started."""
+"""`labkit forecast`: predict time, traffic and cost of an experiment without starting ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from labkit.forecast import Forecast
 
 HEAD = (
-    *("workers", "step", "nine in ten", "samples/s", "strong", "weak", "on the wire", "waiting"),
-    *("sent a step", "training", "price", "kWh"),
+    *("workers", "step", "90 % interval", "samples/s", "strong", "weak", "on the wire", "waiting"),
+    *("sent per step", "training", "cost", "kWh"),
 )
 
 
@@ -27,20 +27,38 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> l
 
 @click.command()
 @click.argument("experiment", default="mlp")
-@click.option("-p", "fields", metavar="NAME VALUE", nargs=2, multiple=True, help="One field.")
-@click.option("--workers", callback=_numbers, help="Such as 1,2,4; default: up to 64, or its own.")
+@click.option(
+    "-p",
+    "fields",
+    metavar="NAME VALUE",
+    nargs=2,
+    multiple=True,
+    help="Set a field of the experiment.",
+)
+@click.option(
+    "--workers",
+    callback=_numbers,
+    help="Numbers of workers, e.g. 1,2,4.  [default: with --network 1 to 64, else 1 and the "
+    "experiment's]",
+)
 @click.option(
     "--network",
-    help="Between machines like the measured one: a name, or a .yaml or .json file with the fields "
-    "of labkit.Network; default: the experiment's own, emulated on one machine, or none.",
+    help="Network between machines like the measured one: a name, or a .yaml or .json file with "
+    "the fields of labkit.Network.  [default: the network of the experiment, or none]",
 )
-@click.option("--calibration", type=click.Path(path_type=Path), help="Of another machine.")
-@click.option("--node-hour", type=float, help="Price of a node for an hour.")
-@click.option("--gigabyte", type=float, help="Price of 10⁹ bytes that leave a rank.")
-@click.option("--watts", type=float, help="Of a node.")
-@click.option("--ranks-a-node", type=int, help="How many ranks have a node together.")
-@click.option("--target-steps", type=int, help="Steps to the target; default: its epochs.")
-@click.option("--json", "as_json", is_flag=True, help="All figures, and where each is from.")
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), help="Calibration file of another machine."
+)
+@click.option("--price-per-node-hour", type=float, help="Price of one node for one hour.")
+@click.option("--price-per-gb", type=float, help="Price of 10⁹ bytes sent by a rank.")
+@click.option("--node-watts", type=float, help="Electric power of one node in watts.")
+@click.option("--ranks-per-node", type=int, help="Ranks on each node.")
+@click.option(
+    "--target-steps", type=int, help="Training steps.  [default: all epochs of the experiment]"
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print all quantities and their sources as JSON."
+)
 def forecast(
     experiment: str,
     fields: tuple[tuple[str, str], ...],
@@ -50,9 +68,10 @@ def forecast(
     as_json: bool,
     **prices: Any,
 ) -> None:
-    """Forecast a step, its parts and price, up to 10,000 workers, from what was measured.
+    """Predict step time, traffic, cost and energy.
 
-    EXPERIMENT is a YAML file, or the name of a model; -p sets its fields:
+    The forecast, for up to 10,000 workers, starts no ranks and uses the measurements of `labkit
+    calibrate`. EXPERIMENT is a YAML file or a model's name. -p sets fields of the experiment:
 
     labkit forecast mlp -p dataset mnist -p strategy '{name: AllReduce, schedule: overlap}'
     --network 10GbE
@@ -60,34 +79,34 @@ def forecast(
     from labkit.cli.experiments import experiment_named
     from labkit.jobs.listing import table
 
-    asked = experiment_named(experiment, dict(fields))
+    spec = experiment_named(experiment, dict(fields))
     world = None if network is None else network_of(network)
-    counts = workers or ([2**k for k in range(7)] if world else sorted({1, asked.workers}))
-    forecasts = [asked.forecast(count, world, calibration, **prices) for count in counts]
+    counts = workers or ([2**k for k in range(7)] if world else sorted({1, spec.workers}))
+    forecasts = [spec.forecast(count, world, calibration, **prices) for count in counts]
     if as_json:
-        say(json.dumps([each.to_json() for each in forecasts], indent=1, allow_nan=False))
+        say(json.dumps([row.to_json() for row in forecasts], indent=1, allow_nan=False))
         return
     say(f"{forecasts[-1].label} on {forecasts[-1].where}")
-    say(table([_row(each) for each in forecasts], HEAD))
-    say(table(list(forecasts[-1].sources), ("figure", "known by")))
+    say(table([_row(row) for row in forecasts], HEAD))
+    say(table(list(forecasts[-1].sources), ("quantity", "source")))
 
 
-def _row(each: Forecast) -> list[str]:
+def _row(forecast: Forecast) -> list[str]:
     from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
 
-    low, high = map(seconds_text, each.interval)
-    parts = each.taken.parts
+    low, high = map(seconds_text, forecast.interval)
+    parts = forecast.step.parts
     return [
-        f"{each.workers:,}",
-        seconds_text(each.seconds),
+        f"{forecast.workers:,}",
+        seconds_text(forecast.seconds),
         f"{low} to {high}",
-        number_text(each.samples_per_s),
-        f"{each.strong:.0%}",
-        f"{each.weak:.0%}",
+        number_text(forecast.samples_per_s),
+        f"{forecast.strong_efficiency:.0%}",
+        f"{forecast.weak_efficiency:.0%}",
         seconds_text(parts.get("wire", 0.0)),
         seconds_text(parts.get("wait", 0.0)),
-        bytes_text(each.sent),
-        "" if each.training is None else duration_text(each.training),
-        "" if each.money is None else number_text(each.money),
-        "" if each.energy is None else number_text(each.energy / 3.6e6),
+        bytes_text(forecast.sent),
+        "" if forecast.training_seconds is None else duration_text(forecast.training_seconds),
+        "" if forecast.cost is None else number_text(forecast.cost),
+        "" if forecast.energy is None else number_text(forecast.energy / 3.6e6),
     ]

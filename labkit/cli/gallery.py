@@ -1,4 +1,4 @@
-"""`labkit gallery`: notebooks as a site of questions and answers; their words held to numbers."""
+"""`labkit gallery`: execute notebooks, write a web site of them, and check their claims."""
 
 from __future__ import annotations
 
@@ -16,45 +16,63 @@ FOLDER = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("folder", metavar="[NOTEBOOKS]", default="notebooks", type=FOLDER)
-@click.option("-o", "site", default="site", show_default=True, type=FOLDER, help="The folder.")
-@click.option("--only", default="", metavar="NAMES", help="Such as tour,scheduling.")
-@click.option("-j", "jobs", default=1, show_default=True, type=click.IntRange(1), help="At a time.")
-@click.option("--check", is_flag=True, help="Hold words against numbers, with small values.")
-@click.option("--force", is_flag=True, help="Replace a page that labkit has not written.")
+@click.option(
+    "-o", "site", default="site", show_default=True, type=FOLDER, help="Folder of the site."
+)
+@click.option(
+    "--only",
+    default="",
+    metavar="NAMES",
+    help="Notebooks to execute, e.g. tour,scheduling.  [default: all]",
+)
+@click.option(
+    "-j",
+    "jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Notebooks to execute at a time.",
+)
+@click.option(
+    "--check", is_flag=True, help="Check claims against numbers, with small parameter values."
+)
+@click.option("--force", is_flag=True, help="Overwrite pages that labkit did not write.")
 def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: bool) -> None:
-    """Execute the notebooks of a folder and write a site that opens offline: an index with a
-    question, an answer and a picture of each, and a page each.
+    """Execute notebooks, and write a web site that opens offline.
 
-    What has completed is kept, so that the command goes on where it ended. With --check each
-    notebook runs with each set of values in its folder's check.yaml, and what its sentences say is
-    held against what its tables, figures and records show.
+    The site has one page per notebook, and an index with a question, an answer and a picture for
+    each notebook. After an interruption, the same command skips completed notebooks. With --check,
+    each notebook runs with each set of values in its folder's check.yaml. labkit then compares the
+    claims in the notebook's text with its tables, figures and records.
     """
-    from labkit.gallery import chosen
     from labkit.gallery import gallery as write_gallery
-    from labkit.jobs.listing import shown
+    from labkit.gallery import select_notebooks
+    from labkit.jobs.listing import displayed_path
     from labkit.records.endings import terminate
 
     signal.signal(signal.SIGTERM, terminate)
-    notebooks = chosen(folder, only)
+    notebooks = select_notebooks(folder, only)
     check_output(site / "index.html", force)
     if check:
         sys.exit(1 if _check(notebooks, site, jobs) else 0)
     for notebook in notebooks:
         check_output(site / f"{notebook.stem}.html", force)
-    others = chosen(folder, "")
+    others = select_notebooks(folder, "")
     ended = write_gallery(notebooks, site, jobs, lambda line: say(line, err=True), others)
     failed = sum(result.state != "completed" for result in ended)
-    say(f"gallery: {shown(site / 'index.html')}" + (f"; {failed} failed" if failed else ""))
+    say(
+        f"gallery: {displayed_path(site / 'index.html')}" + (f"; {failed} failed" if failed else "")
+    )
     sys.exit(1 if failed else 0)
 
 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
-    """Say of each run what does not hold; how many runs have a fault."""
-    from labkit.gallery.check import check, small_values
-    from labkit.gallery.execution import execute_all
+    """Print the false claims of each notebook run, and return the number of faulty runs."""
+    from labkit.gallery.check import check_notebook, check_specs
+    from labkit.gallery.notebook_runs import execute_all
 
     faulty = 0
-    gallery_specs = small_values(notebooks)
+    gallery_specs = check_specs(notebooks)
     for gallery_spec, result in execute_all(
         gallery_specs, site / "check", jobs, lambda line: say(line, err=True)
     ):
@@ -62,7 +80,7 @@ def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
             faulty += 1
             say(f"{gallery_spec}: {result.state}: {result.cause}")
             continue
-        verdict = check(gallery_spec, result.path)
+        verdict = check_notebook(gallery_spec, result.path)
         say(f"{gallery_spec}: {verdict}")
         for fault in verdict.faults:
             say(f"  {fault}")

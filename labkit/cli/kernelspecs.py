@@ -1,4 +1,4 @@
-"""Kernels of JupyterLab, which import installed modules before those beside their notebook."""
+"""JupyterLab kernels that prefer installed modules over modules in the notebook's folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from itertools import pairwise
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
 MODULES = ("ipykernel_launcher", "ipykernel")
-# Python puts the folder of the notebook first for `-m` and `-c`, and IPython before what is
-# installed unless it stands anywhere. No option and no variable: subprocesses of cells keep theirs.
+# For `-m` and `-c`, Python puts the current folder, here that of the notebook, first on sys.path.
+# LAUNCH moves this entry to the end. It does not remove the entry, because IPython would insert it
+# again at the front. A Python option or environment variable would also change the subprocesses of
+# cells.
 LAUNCH = (
     "import sys; sys.path[:] = [*filter(None, sys.path), '']; "
     "from ipykernel import kernelapp; kernelapp.launch_new_instance()"
@@ -16,10 +18,10 @@ LAUNCH = (
 
 
 class KernelSpecs(KernelSpecManager):
-    """Finds the kernels that Jupyter knows; those of IPython begin with LAUNCH."""
+    """A kernel spec manager, which starts IPython kernels by the code LAUNCH."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return how a kernel of this name is started."""
+        """Return the kernel spec of this name; the command of an IPython kernel runs LAUNCH."""
         spec = super().get_kernel_spec(kernel_name)
         words = spec.argv
         for place, (option, module) in enumerate(pairwise(words)):

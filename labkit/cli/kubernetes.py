@@ -1,4 +1,4 @@
-"""`labkit kubernetes` and `labkit container`: what another machine is told to run."""
+"""`labkit kubernetes` and `labkit container`: write files for Kubernetes and Podman."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from labkit.common.terminal import say
 @click.command(cls=OfNotebook)
 @click.argument("notebook", type=Target())
 @PARAMETER
-@output_option("-o", "output", default="job.yaml", show_default=True)
-@click.option("--workers", type=click.IntRange(1), help="Pods; default: as the notebook asks.")
+@output_option("-o", "output", default="job.yaml", show_default=True, help="File to write.")
 @click.option(
-    "--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks in a pod."
+    "--workers", type=click.IntRange(1), help="Number of ranks.  [default: the notebook's]"
 )
-@click.option("--image", default="", help="Default: the one that `labkit container` describes.")
-@click.option("--name", default="", help="Of the job; default: the notebook's.")
-@click.option("--namespace", default="", help="Of the cluster's.")
-@click.option("--claim", default="", help="A PersistentVolumeClaim for runs; else lost.")
+@click.option(
+    "--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks in each pod."
+)
+@click.option(
+    "--image", default="", help="Container image.  [default: the image of `labkit container`]"
+)
+@click.option("--name", default="", help="Name of the job.  [default: the notebook's name]")
+@click.option("--namespace", default="", help="Kubernetes namespace.")
+@click.option(
+    "--claim", default="", help="PersistentVolumeClaim that stores runs; without it, runs are lost."
+)
 def kubernetes(
     notebook: Path,
     parameters: tuple[tuple[str, str], ...],
@@ -35,7 +41,10 @@ def kubernetes(
     namespace: str,
     claim: str,
 ) -> None:
-    """Write an MPIJob for Kubeflow's mpi-operator, which runs a notebook in Kubernetes."""
+    """Write a Kubernetes MPIJob that runs a notebook.
+
+    The Kubernetes cluster must have Kubeflow's mpi-operator.
+    """
     from labkit.jobs.containerfile import IMAGE
     from labkit.jobs.mpijob import MPIJob
     from labkit.records.store import write_atomically
@@ -45,17 +54,17 @@ def kubernetes(
     text = job.text
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, text)
-    say(f"job: {output}, not run here; {shlex.join(['kubectl', 'apply', '-f', str(output)])}")
+    say(f"job: {output}; to submit it: {shlex.join(['kubectl', 'apply', '-f', str(output)])}")
 
 
 @click.command()
-@output_option("-o", "output", default="Containerfile", show_default=True)
+@output_option("-o", "output", default="Containerfile", show_default=True, help="File to write.")
 def container(output: Path) -> None:
-    """Write a Containerfile of labkit, with what Kubernetes needs to start ranks."""
+    """Write a Containerfile for an image with labkit."""
     from labkit.jobs import containerfile
     from labkit.records.store import write_atomically
 
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, containerfile.text())
     build = ["podman", "build", "-t", containerfile.IMAGE, "-f", str(output), "."]
-    say(f"image: {output}, not built here; {shlex.join(build)}")
+    say(f"image: {output}; to build it: {shlex.join(build)}")

@@ -1,4 +1,4 @@
-"""What a command knows of the notebook that it is asked for: in its help, and for TAB."""
+"""The parameters of notebooks in the help of commands and in shell completion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from click.shell_completion import CompletionItem
 from labkit.common.errors import LabkitError
 
 if TYPE_CHECKING:
-    from labkit.jobs.parameters import Parameter
+    from labkit.jobs.parameters import NotebookParameter
 
 SUFFIXES = (".ipynb", ".py", ".md", ".yaml", ".yml")
 _ARGUMENTS = "labkit.arguments"
 
 
 class Target(click.Path):
-    """A notebook or experiment; TAB also finds those in notebooks/ by their names."""
+    """A path of a notebook or experiment; shell completion also offers notebooks/*.ipynb."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -28,7 +28,7 @@ class Target(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Notebooks, and folders that may have some."""
+        """Return the notebooks, experiment files and folders whose paths start as typed."""
         here = sorted(glob(f"{escape(incomplete)}*"))
         folders = [f"{path}/" for path in here if Path(path).is_dir()]
         files = [path for path in here if path.endswith(SUFFIXES)]
@@ -37,23 +37,23 @@ class Target(click.Path):
 
 
 class OfNotebook(click.Command):
-    """A command whose help lists the parameters of the notebook that it is given."""
+    """A command whose help also lists the parameters of the notebook named in its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words: help and TAB are asked before they are read."""
+        """Store the raw arguments, because help and completion run before Click parses them."""
         ctx.meta[_ARGUMENTS] = [*args]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, and then the parameters."""
+        """Write the command's options, and then the parameters of the notebook."""
         super().format_options(ctx, formatter)
         if known := declared(ctx):
             with formatter.section("Parameters of the notebook, with their defaults"):
-                formatter.write_dl([(_said(each), each.help) for each in known.values()])
+                formatter.write_dl([(_declaration(p), p.help) for p in known.values()])
 
 
-def declared(ctx: click.Context) -> dict[str, Parameter]:
-    """The parameters of the notebook among the words of a command; none where there is none."""
+def declared(ctx: click.Context) -> dict[str, NotebookParameter]:
+    """Return the parameters of the notebook in the arguments, by name; {} without notebook."""
     from labkit.jobs import parameters
 
     words = ctx.meta.get(_ARGUMENTS, ())
@@ -64,13 +64,13 @@ def declared(ctx: click.Context) -> dict[str, Parameter]:
 def complete_parameter(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """For `-p NAME VALUE`: names, then the values that a declaration lists."""
+    """Complete `-p NAME VALUE`: first the name, then a value that the parameter allows."""
     last = ctx.meta[_ARGUMENTS][-1]
     try:
         known = declared(ctx)
         if last in known:
             return _items(_choices(known[last]), incomplete)
-    except LabkitError:  # no notebook, or a type that cannot be read
+    except LabkitError:  # the notebook or a type is unreadable
         return []
     return [CompletionItem(n, help=p.help) for n, p in known.items() if n.startswith(incomplete)]
 
@@ -81,7 +81,7 @@ PARAMETER = click.option(
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="One parameter.",
+    help="Set one parameter.",
     shell_complete=complete_parameter,
 )
 
@@ -89,7 +89,7 @@ PARAMETER = click.option(
 def complete_assignment(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """For `NAME=VALUES`."""
+    """Complete the parameter's name in `NAME=VALUES`."""
     try:
         return _items([f"{name}=" for name in declared(ctx)], incomplete)
     except LabkitError:
@@ -100,15 +100,15 @@ def _items(words: list[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
-def _choices(parameter: Parameter) -> list[str]:
+def _choices(parameter: NotebookParameter) -> list[str]:
     if parameter.annotation == "bool":
         return ["true", "false"]
     schema = parameter.type.json_schema()
-    return [each for each in schema.get("enum", []) if isinstance(each, str)]
+    return [value for value in schema.get("enum", []) if isinstance(value, str)]
 
 
-def _said(parameter: Parameter) -> str:
-    """`workers: int = 2`."""
+def _declaration(parameter: NotebookParameter) -> str:
+    """Return a parameter's declaration as text, such as `workers: int = 2`."""
     from labkit.jobs.parameters import Unknown
 
     value = parameter.default

@@ -1,4 +1,4 @@
-"""Options that say where the ranks of a notebook's clusters start."""
+"""Options of commands that select the hosts on which clusters start their ranks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 LAUNCHER = click.option(
     "--launcher",
     type=click.Choice(["local", "hosts", "slurm"]),
-    help="What starts the ranks of its clusters; default: what the other options say, or this "
-    "machine.",
+    help="Launcher of the ranks.  [default: follows from --hosts, --nodes and --slurm, else local]",
 )
-HOSTS = click.option("--hosts", metavar="a:2,b:2", help="Hosts with their ranks, or a host file.")
-NODES = click.option("--nodes", type=click.IntRange(1), help="How many nodes Slurm gives.")
-AGENT = click.option("--agent", metavar="COMMAND", help="In place of ssh.")
+HOSTS = click.option(
+    "--hosts", metavar="a:2,b:2", help="Hosts with their numbers of ranks, or a host file."
+)
+NODES = click.option(
+    "--nodes", type=click.IntRange(1), help="Number of nodes to request from Slurm."
+)
+AGENT = click.option(
+    "--agent", metavar="COMMAND", help="Remote shell command to use instead of ssh."
+)
 SLURM = click.option(
-    "--slurm", metavar="OPTIONS", help="For salloc: '--partition=short --time=10'."
+    "--slurm", metavar="OPTIONS", help="Options for salloc: '--partition=short --time=10'."
 )
 FAULT_TOLERANT = click.option(
     "--fault-tolerant",
     is_flag=True,
-    help="Runs outlive the death of ranks, as on Cluster(fault_tolerant=True).",
+    help="Runs survive the failure of ranks, as with Cluster(fault_tolerant=True).",
 )
 
 
 def placed(command: F) -> F:
-    """Give a command these options; it hands them to `place`."""
+    """Add the options of this module to a command, which passes their values to `place`."""
     for option in (FAULT_TOLERANT, SLURM, AGENT, NODES, HOSTS, LAUNCHER):
         command = option(command)
     return command
@@ -46,12 +51,21 @@ def place(
     slurm: str | None,
     fault_tolerant: bool = False,
 ) -> None:
-    """Settle, for what this process starts, where clusters are that do not say it themselves.
+    """Set environment variables that are the defaults of all clusters that this process starts.
 
-    Clusters may also be fault-tolerant that do not say so.
+    Arguments of the class Cluster override these defaults.
+
+    Args:
+        launcher: The launcher of ranks: "local", "hosts" or "slurm"; None: inferred from the other
+            options.
+        hosts: Hosts with their numbers of ranks, such as "a:2,b:2", or the path of a host file.
+        nodes: The number of nodes to request from Slurm.
+        agent: The remote shell command to use instead of ssh.
+        slurm: Options for Slurm's command salloc.
+        fault_tolerant: Whether clusters survive the failure of ranks.
 
     Raises:
-        InvalidInput: what cannot be, or would have no effect.
+        InvalidInput: An option is invalid, or has no effect with this launcher.
     """
     from labkit.cluster.start import TOLERANT, VARIABLES, Start
 
@@ -62,18 +76,20 @@ def place(
 
     if slurm and not (launcher or hosts or os.environ.get(VARIABLES["launcher"])):
         launcher = "slurm"
-    how = Start.asked(None, launcher=launcher, hosts=hosts, nodes=nodes)
-    for option, value, of in (
+    how = Start.from_options(None, launcher=launcher, hosts=hosts, nodes=nodes)
+    for option, value, launchers in (
         ("--nodes", nodes, ("slurm",)),
         ("--slurm", slurm, ("slurm",)),
         ("--agent", agent, ("hosts", "slurm")),
     ):
-        if value and how.launcher not in of:
+        if value and how.launcher not in launchers:
             raise InvalidInput(
-                f"{option} says nothing of --launcher {how.launcher}; give it with "
-                f"--launcher {' or '.join(of)}"
+                f"{option} has no effect with --launcher {how.launcher}; give it with "
+                f"--launcher {' or '.join(launchers)}"
             )
     listed = ",".join(map(str, how.hosts))
-    given = {"hosts": listed, "nodes": str(nodes or ""), "agent": agent, "options": slurm}
-    settled = {"launcher": how.launcher} | {field: each for field, each in given.items() if each}
-    os.environ |= {VARIABLES[field]: each for field, each in settled.items()}
+    values = {"hosts": listed, "nodes": str(nodes or ""), "agent": agent, "options": slurm}
+    settled = {"launcher": how.launcher} | {
+        field: value for field, value in values.items() if value
+    }
+    os.environ |= {VARIABLES[field]: value for field, value in settled.items()}

@@ -1,4 +1,4 @@
-"""`labkit simulate`: an allreduce on any network, without processes; published curves."""
+"""`labkit simulate`: simulate an allreduce without ranks, and reproduce published figures."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("algorithm", required=False)
-@click.option("--workers", default=8, show_default=True, help="Ranks; up to 10,000.")
-@click.option("--bytes", "nbytes", default="1e8", show_default=True, help="Of the buffer.")
+@click.option("--workers", default=8, show_default=True, help="Number of ranks, up to 10,000.")
+@click.option("--bytes", "nbytes", default="1e8", show_default=True, help="Size of the buffer.")
 @click.option(
     "--network",
     default="1GbE",
     show_default=True,
-    help="A name, or a .yaml or .json file with the fields of labkit.Network.",
+    help="Network: a name, or a .yaml or .json file with the fields of labkit.Network.",
 )
 @click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
-@click.option("--published", is_flag=True, help="Published figures beside ours, and their fits.")
-@output_option("--json", "file", help="Write these rows here, one a line.")
+@click.option(
+    "--published",
+    is_flag=True,
+    help="Compare published measurements with the simulator's predictions.",
+)
+@output_option("--json", "file", help="Write the rows of --published to a file of JSON lines.")
 def simulate(
     algorithm: str | None,
     workers: int,
@@ -43,11 +47,15 @@ def simulate(
     published: bool,
     file: Path | None,
 ) -> None:
-    """Predict an allreduce on any network and any number of ranks, without processes."""
+    """Simulate an allreduce without starting processes.
+
+    Any network can be simulated, with up to 10,000 ranks. ALGORITHM is a name of
+    labkit.schedules.ALLREDUCE, e.g. ring.
+    """
     if published == (algorithm is not None) or (file and not published):
         raise InvalidInput(
-            f"algorithm={algorithm}, published={published}, json={file}: name an algorithm, or "
-            f"give --published, with --json FILE or without"
+            f"algorithm={algorithm}, published={published}, json={file}; give an algorithm, or "
+            f"--published, optionally with --json FILE"
         )
     if algorithm is None:
         _published(file)
@@ -56,13 +64,13 @@ def simulate(
 
 
 def _published(file: Path | None) -> None:
-    """Tables of published figures, a study each."""
+    """Print, for each published study, a table of published and predicted values."""
     from labkit.records.store import write_atomically
     from labkit.simulate.published import VERDICTS, reproduce
 
     rows = reproduce()
     for _, study in groupby(rows, lambda row: (row.source, row.study)):
-        say("\n".join(_told(list(study))) + "\n")
+        say("\n".join(_study_lines(list(study))) + "\n")
     say("\n".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items()))
     if file:
         lines = (asdict(row) | {"error": row.error, "verdict": row.verdict} for row in rows)
@@ -70,8 +78,8 @@ def _published(file: Path | None) -> None:
         write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _told(rows: list[Judged]) -> Iterator[str]:
-    """A study in lines: what it is, what was fitted on what, and its figures."""
+def _study_lines(rows: list[Judged]) -> Iterator[str]:
+    """Yield the text lines of one study: its source, its fitted parameters and its table."""
     first = rows[0]
     yield f"{first.source}: {first.study}; {first.unit}"
     if first.parameters:
@@ -87,7 +95,7 @@ def _told(rows: list[Judged]) -> Iterator[str]:
 
 
 def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
-    """One allreduce, simulated and by its closed form."""
+    """Print the simulated time of an allreduce, and the time by its closed form if one applies."""
     from labkit.schedules import ALLREDUCE, IN_NETWORK
     from labkit.simulate import closed_form
     from labkit.simulate import simulate as predict
@@ -100,18 +108,18 @@ def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma:
         f"most bytes sent by a rank {result.sent.max():,.0f}"
     )
     known = algorithm in ALLREDUCE | IN_NETWORK
-    if known and not (world.hosts or world.links or world.slow or world.jitter):
+    if known and not (world.hosts or world.links or world.stragglers or world.jitter):
         form = closed_form(algorithm, workers, nbytes, world, gamma)
         say(f"closed form: {1e3 * form:,.3f} ms")
 
 
-def network_of(given: str) -> Network:
-    """The network of this name, or of this file. Raises: InvalidInput, in words."""
+def network_of(source: str) -> Network:
+    """Return the network of this name or in this file; raise InvalidInput for unknown names."""
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.network import Network
 
-    path = Path(given)
+    path = Path(source)
     if path.suffix not in (".yaml", ".yml", ".json"):
-        return Network.named(given)
-    fields = read_yaml(read_text(path), given)  # JSON is YAML, too
+        return Network.named(source)
+    fields = read_yaml(read_text(path), source)  # reads JSON, too, which is a subset of YAML
     return Network(**{"name": path.stem} | fields)

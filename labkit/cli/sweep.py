@@ -1,4 +1,4 @@
-"""`labkit sweep …`: what is asked, checked, run, and said about it."""
+"""`labkit sweep`: plan, validate, run and report a sweep over a notebook's parameters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
-    from labkit.jobs.sweep.plan import Plan
+    from labkit.jobs.sweep.plan import SweepPlan
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
-MLFLOW = "Log live into MLflow: its address, or a file."
-TENSORBOARD = "The same for TensorBoard."
-LAUNCHER = "slurm: each member is an element of a job array; default: local."
-FORCE = "Start more ranks than there are cores and free memory for; all memory is the limit."
-# Those of Optuna's that need no further package; a grid is what a sweep without a search runs.
+MLFLOW = "Log runs live to MLflow, by its address or a file."
+TENSORBOARD = "Log runs live to TensorBoard, into this folder."
+LAUNCHER = "slurm runs each member as an element of a job array.  [default: local]"
+FORCE = "Allow more ranks than cores and free memory suffice for; total memory stays the limit."
+# The samplers and pruners of Optuna that need no further package. A sweep without --search runs a
+# grid of values, or random points of the grid.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
-INTERRUPTED = 130  # as shells have it for Ctrl-C
+INTERRUPTED = 130  # exit code of shells after Ctrl-C
 
 
 @click.command(cls=OfNotebook)
@@ -33,36 +34,61 @@ INTERRUPTED = 130  # as shells have it for Ctrl-C
 @click.argument(
     "assignments", metavar="NAME=VALUES...", nargs=-1, shell_complete=complete_assignment
 )
-@click.option("-f", "file", type=FOLDER, help="Values from a YAML file: lists, ranges, random.")
+@click.option(
+    "-f",
+    "file",
+    type=FOLDER,
+    help="YAML file with lists, ranges or random distributions of values.",
+)
 @click.option(
     "-p",
     "fixed",
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="One parameter for all.",
+    help="Set one parameter of all members.",
     shell_complete=complete_parameter,
 )
-@click.option("--random", "samples", metavar="N", type=int, help="N combinations at random.")
-@click.option("--seed", type=int, default=None, help="Of --random and --search; default 0.")
-@click.option("--search", "how", type=click.Choice(["random", "optuna"]), help="Try --trials N.")
-@click.option("--trials", metavar="N", type=int, help="Of --search.")
-@click.option("--maximize", metavar="NAME", help="A number of the runs, for Optuna: accuracy.")
-@click.option("--minimize", metavar="NAME", help="The same, such as test_loss.")
-@click.option("--prune", is_flag=True, help="End members early that promise less than others.")
-@click.option("--pruner", type=click.Choice(PRUNERS), help="Which; default median.")
-@click.option("--sampler", type=click.Choice(SAMPLERS), default="tpe", help="Of Optuna's.")
-@click.option("--repeats", type=int, default=None, help="Run each so often, with seeds from seed.")
-@click.option("--jobs", default=None, help="Run so many at a time; auto: as many as cores allow.")
+@click.option("--random", "samples", metavar="N", type=int, help="Run N random combinations.")
+@click.option("--seed", type=int, default=None, help="Seed of --random and --search.  [default: 0]")
+@click.option(
+    "--search",
+    "how",
+    type=click.Choice(["random", "optuna"]),
+    help="Search the values with --trials N.",
+)
+@click.option("--trials", metavar="N", type=int, help="Number of trials of --search.")
+@click.option(
+    "--maximize", metavar="NAME", help="Metric of the runs that Optuna maximizes, e.g. accuracy."
+)
+@click.option(
+    "--minimize", metavar="NAME", help="Metric of the runs that Optuna minimizes, e.g. test_loss."
+)
+@click.option("--prune", is_flag=True, help="Stop unpromising members early.")
+@click.option("--pruner", type=click.Choice(PRUNERS), help="Optuna's pruner.  [default: median]")
+@click.option(
+    "--sampler",
+    type=click.Choice(SAMPLERS),
+    default="tpe",
+    help="Optuna's sampler.  [default: tpe]",
+)
+@click.option(
+    "--repeats", type=int, default=None, help="Runs per combination, with consecutive seeds."
+)
+@click.option(
+    "--jobs", default=None, help="Members to run at a time; auto: as many as the cores allow."
+)
 @click.option("--launcher", type=click.Choice(["local", "slurm"]), help=LAUNCHER)
-@click.option("--slurm", metavar="WORDS", help="Of sbatch for each member: '-N2 -t 10'.")
-@click.option("--limit", default=None, help="What a member may take: seconds, or such as 10min.")
-@click.option("--resume", is_flag=True, help="Run only what an earlier sweep has not completed.")
-@click.option("--name", default=None, help="Of the sweep's folder.")
-@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder where all runs are kept.")
+@click.option("--slurm", metavar="WORDS", help="sbatch options of each member: '-N2 -t 10'.")
+@click.option("--limit", default=None, help="Time limit of a member, in seconds or e.g. 10min.")
+@click.option(
+    "--resume", is_flag=True, help="Run the members that an earlier sweep has not completed."
+)
+@click.option("--name", default=None, help="Name of the sweep's folder.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder of all runs.")
 @click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
-@click.option("--check", is_flag=True, help="Only check the values; nothing is started.")
+@click.option("--check", is_flag=True, help="Check the values and start nothing.")
 @click.option("--force", is_flag=True, help=FORCE)
 def sweep(
     target: Path,
@@ -73,68 +99,69 @@ def sweep(
     tensorboard: Path | None,
     check: bool,
     force: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
-    """Run a notebook with many values: name=a,b,c or name=range(1,5), every combination.
+    """Run a notebook with every combination of values.
 
-    Each combination is a job of its own under runs/NOTEBOOK-sweep/. Ctrl-C leaves a sweep that
-    --resume takes up again: give the same command with it, or the sweep's folder as NOTEBOOK.
+    Give values as name=a,b,c or name=range(1,5). Each combination runs as a job under
+    runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat the command with --resume, or run
+    `labkit sweep SWEEP_FOLDER --resume`.
     """
     from labkit.jobs import estimate
     from labkit.jobs.following import following
     from labkit.jobs.sweep import manifest
 
-    sampler = given.pop("sampler")
-    options = _options(given.pop("jobs"), given.pop("limit"))
-    options |= _queued(given.pop("launcher"), given.pop("slurm"))
+    sampler = values.pop("sampler")
+    options = _options(values.pop("jobs"), values.pop("limit"))
+    options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
-        # A record has its values already; others with it would be another sweep.
-        if not resume or any(given.values()):
+        # The record of a sweep contains its values. Other values would make it a different sweep.
+        if not resume or any(values.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
-            raise InvalidInput(f"{target} is a sweep: `{again}` goes on")
+            raise InvalidInput(f"{target} is a sweep; resume it: `{again}`")
         folder: Path | None = target
         plan = _recorded(target)
         most = max((member.workers for member in plan.members), default=1)
     else:
-        plan, most = _asked(target, sampler=sampler, **given)
+        plan, most = _plan(target, sampler=sampler, **values)
         folder = manifest.newest(root, plan) if resume else None
         if folder is not None and plan.search:
             plan = _recorded(folder, target)
     queued = (options if "slurm" in options or not folder else manifest.read(folder)).get("slurm")
     total = plan.search.trials if plan.search else len(plan.members)
     if queued is None:
-        estimate.refuse(max(most, _ranks_abreast(plan, options.get("jobs") or 1)), force)
+        estimate.refuse(max(most, _concurrent_ranks(plan, options.get("jobs") or 1)), force)
     elif plan.search:
         raise InvalidInput(
-            "--launcher slurm submits all members at once, and a search asks for one after the "
-            "other: leave out --search, or --launcher"
+            "--launcher slurm submits all members at once, but --search chooses members one after "
+            "another; remove --search or --launcher"
         )
     if check:
         say(f"{total} members")
         return
     with following(root, mlflow, tensorboard) as follow:
-        if folder is None:  # --resume, too: then all is missing
+        if folder is None:  # even with --resume, if no earlier sweep exists
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, manifest.read(folder) | options)
 
 
-def _ranks_abreast(plan: Plan, jobs: int) -> int:
-    """Return the most ranks that so many members start, of those whose ranks are known."""
+def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
+    """Return the most ranks that `jobs` concurrent sweep members start, as far as known."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
-def _queued(launcher: str | None, words: str | None) -> Record:
-    """Whether Slurm runs the members, if that is said, and sbatch's words; None: not by Slurm."""
-    if launcher is None and words is None:
+def _slurm_options(launcher: str | None, options: str | None) -> Record:
+    """Return {"slurm": sbatch options}, {"slurm": None} for local, or {} if both are None."""
+    if launcher is None and options is None:
         return {}
-    if launcher != "slurm" and words is not None:
-        raise InvalidInput("--slurm are words for --launcher slurm: give both")
-    return {"slurm": None if launcher == "local" else words or ""}
+    if launcher != "slurm" and options is not None:
+        raise InvalidInput("--slurm needs --launcher slurm; give both")
+    return {"slurm": None if launcher == "local" else options or ""}
 
 
 def _options(jobs: str | None, limit: str | None) -> Record:
-    """Those that are given, checked; "jobs" is None where cores decide."""
+    """Return the options of the command after validation; "jobs" is None for auto."""
     options: Record = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
@@ -145,7 +172,7 @@ def _options(jobs: str | None, limit: str | None) -> Record:
     return options
 
 
-def _asked(
+def _plan(
     notebook: Path,
     assignments: tuple[str, ...],
     file: Path | None,
@@ -160,71 +187,76 @@ def _asked(
     prune: bool,
     pruner: str | None,
     sampler: str,
-) -> tuple[Plan, int]:
-    """The plan of a command line, and its most ranks; its values win over the file's."""
+) -> tuple[SweepPlan, int]:
+    """Return the sweep's plan, and the most ranks of a member (one notebook run) in it."""
     from labkit.jobs.parameters import read_text
     from labkit.jobs.sweep import plan
     from labkit.jobs.sweep.search import Search
 
     axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
-    # A value that is fixed on the command line wins over the file's list of it.
+    # A value that -p sets overrides the list of values in the file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
     axes |= plan.read_assignments(assignments)
     if not axes and repeats is None:
-        raise InvalidInput("nothing to sweep over: give name=a,b,c, a file with -f, or --repeats N")
+        raise InvalidInput(
+            "no values to sweep over; give name=a,b,c, a file with -f, or --repeats N"
+        )
     samples = drawn.get("samples") if samples is None else samples
     seed = drawn.get("seed", 0) if seed is None else seed
     if (how is None) != (trials is None):
         raise InvalidInput("--search and --trials go together: --search optuna --trials 40")
     if how == "optuna":
         if (maximize is None) == (minimize is None):
-            raise InvalidInput("--search optuna wants --maximize NAME or --minimize NAME: accuracy")
+            raise InvalidInput(
+                "--search optuna requires --maximize NAME or --minimize NAME, e.g. accuracy"
+            )
         if samples is not None or repeats is not None:
-            raise InvalidInput("--search optuna takes neither --random nor --repeats")
+            raise InvalidInput("--search optuna allows neither --random nor --repeats; remove them")
         metric = maximize or minimize or ""
         how_to_prune = pruner or ("median" if prune else None)
         trials, large = trials or 0, maximize is not None
-        wanted = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
-        return plan.make_search(notebook, axes, wanted)
+        search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
+        return plan.make_search(notebook, axes, search)
     if maximize or minimize or prune or pruner:
-        raise InvalidInput("--maximize, --minimize, --prune, --pruner are of --search optuna")
+        raise InvalidInput("--maximize, --minimize, --prune and --pruner need --search optuna")
     if how == "random" and samples is not None:
-        raise InvalidInput("--search random --trials N is --random N: give one of them")
+        raise InvalidInput("--search random --trials N equals --random N; give one of them")
     samples = trials if how == "random" else samples
-    asked = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
-    made = plan.make(notebook, asked)
+    spec = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
+    made = plan.make(notebook, spec)
     return made, max(member.workers for member in made.members)
 
 
-def _recorded(folder: Path, notebook: Path | None = None) -> Plan:
-    """The plan that a sweep's folder holds; its notebook lies where the record says, or here."""
+def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
+    """Return the plan recorded in a sweep's folder, for a given notebook or the recorded one."""
     from labkit.jobs.sweep import manifest, plan
     from labkit.jobs.sweep.search import of_record
 
-    known = manifest.read(folder)
-    notebook = notebook or Path(str(known.get("notebook")))
+    record = manifest.read(folder)
+    notebook = notebook or Path(str(record.get("notebook")))
     if not notebook.is_file():
         raise InvalidInput(
-            f"{folder.name} is of {notebook}, which is not here: go to the folder where it was "
-            "started, or give its command again with --resume"
+            f"{folder.name} needs {notebook}, which does not exist here; go to the folder where "
+            "the sweep was started, or repeat its command with --resume"
         )
-    search = of_record(known["search"]) if known["search"] else None
-    return plan.again(notebook, known["members"], search)
+    search = of_record(record["search"]) if record["search"] else None
+    return plan.again(notebook, record["members"], search)
 
 
-def _run(folder: Path, plan: Plan, known: Record) -> None:
-    """Run what is missing; exit with 0 if then all members have completed."""
-    from labkit.jobs.elements import asked, check_ended, open_elements
-    from labkit.jobs.listing import shown
+def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
+    """Run the uncompleted sweep members; exit with code 1 or 130 if some stay uncompleted."""
+    from labkit.jobs.elements import check_ended, open_elements, query_elements
+    from labkit.jobs.listing import displayed_path
     from labkit.jobs.sweep import manifest
     from labkit.jobs.sweep.array import Array, arrays
+    from labkit.jobs.sweep.progress_screen import SweepScreen
     from labkit.jobs.sweep.scheduler import Scheduler
-    from labkit.jobs.sweep.screen import Screen
     from labkit.jobs.sweep.trials import Trials
     from labkit.records import registry, store
 
-    # What is done is asked under the lock: another process may just have been at it.
+    # Read the states of the members under the lock, because another process may be running this
+    # sweep.
     with manifest.owned(folder), registry.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
@@ -233,24 +265,27 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         else:
             todo = [member for member in plan.members if not manifest.is_done(folder, plan, member)]
             total, done = len(plan.members), len(plan.members) - len(todo)
-        say(f"{shown(folder)}: {total} members" + (f", {done} done" if done else ""))
-        options = {name: known[name] for name in ("jobs", "limit", "slurm")}
+        say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
+        options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # A Slurm sweep that resumes here may still have array elements in the queue.
+        # If an earlier call submitted this sweep to Slurm, elements of its job array may still be
+        # queued.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
-        check_ended(unended, (asked(arrays(unended)) if unended else None) or {})
+        check_ended(unended, (query_elements(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None
         if alone and any(member.cores is None for member in todo):
-            say("no parameter `workers`: one member at a time; --jobs N runs N", err=True)
+            say(
+                "without a parameter `workers`, members run one at a time; --jobs N runs N",
+                err=True,
+            )
         manifest.update(folder, state="running", started=store.now(), ended=None, **options)
-        screen = Screen(total, done)
+        screen = SweepScreen(total, done)
         if words is None:
-            scheduler = Scheduler(plan, folder, known["jobs"], known["limit"], screen)
+            scheduler = Scheduler(plan, folder, record["jobs"], record["limit"], screen)
             finished = scheduler.run(todo, trials)
         else:
-            finished = Array(plan, folder, known["jobs"], words, screen).run(todo)
-        # Asked again of the records, rather than counted: a member may have been stopped from
-        # elsewhere.
+            finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
+        # Read the records again, because another process may have stopped a member.
         missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
@@ -260,10 +295,10 @@ def _run(folder: Path, plan: Plan, known: Record) -> None:
         manifest.update(folder, state=state, ended=store.now())
     pruned = trials.states["PRUNED"] if trials else 0
     ended = f" ({pruned} pruned)" if pruned else ""
-    say(f"{total - missing} of {total} completed{ended}; result: {shown(folder)}")
+    say(f"{total - missing} of {total} completed{ended}; result: {displayed_path(folder)}")
     if missing:
-        place = shlex.quote(str(shown(folder)))
-        there = plan.notebook.is_absolute()  # then the record does not say where it lies
+        place = shlex.quote(str(displayed_path(folder)))
+        there = plan.notebook.is_absolute()  # such a path is not in the record
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
-        say(f"what is missing: labkit ls {place}; to run it: {how}", err=True)
+        say(f"to list uncompleted members: labkit ls {place}; to run them: {how}", err=True)
         sys.exit(1 if finished else INTERRUPTED)

@@ -1,4 +1,4 @@
-"""`labkit testbed`: hosts on this machine that stay up until they are ended."""
+"""`labkit testbed`: emulated hosts on this machine, which run until `labkit testbed down`."""
 
 from __future__ import annotations
 
@@ -10,57 +10,64 @@ from labkit.common.terminal import say
 
 @click.group()
 def testbed() -> None:
-    """Several hosts on this machine, with links of a given rate and Slurm (Linux, as root)."""
+    """Emulate several hosts on this machine (Linux, root).
+
+    The emulated hosts have links of limited bandwidth, and can run Slurm.
+    """
 
 
 @testbed.command()
-@click.option("--nodes", default=2, show_default=True, help="Hosts, 2 to 8: a, b, c, …")
-@click.option("--cores", default=2, show_default=True, help="CPUs that Slurm counts on each.")
-@click.option("--bandwidth", default="1Gb/s", show_default=True, help="Of each host's link.")
-@click.option("--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on them.")
+@click.option(
+    "--nodes", default=2, show_default=True, help="Number of hosts, 2 to 8, named a, b, c, …"
+)
+@click.option("--cores", default=2, show_default=True, help="CPUs of each host in Slurm.")
+@click.option(
+    "--bandwidth", default="1Gb/s", show_default=True, help="Bandwidth of each host's link."
+)
+@click.option("--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the hosts.")
 def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
-    """Start them; they stay up until `labkit testbed down`."""
+    """Start the emulated hosts, which run until `labkit testbed down`."""
     from labkit.hosts import state
-    from labkit.hosts.plan import Plan
+    from labkit.hosts.plan import TestbedPlan
 
-    plan = Plan(nodes, cores, bandwidth, slurm)
+    plan = TestbedPlan(nodes, cores, bandwidth, slurm)
     folder = state.folder_of(state.UP)
-    if state.state(folder) is not None:
-        raise LabkitError("a testbed is up already; end it first: labkit testbed down")
-    state.forget(folder)  # what one that was killed has left
+    if state.read_state(folder) is not None:
+        raise LabkitError("a testbed is already running; stop it first: labkit testbed down")
+    state.remove_stale(folder)  # a killed testbed may have left files
     state.start(state.folder_of(state.UP), plan, parent=False)
     _show()
 
 
 @testbed.command()
 def down() -> None:
-    """End them: every process, link, namespace and file."""
+    """Stop the emulated hosts, and remove their processes, links, namespaces and files."""
     from labkit.hosts import state
 
     ended = state.end(state.folder_of(state.UP))
-    say("the testbed has ended" if ended else "no testbed is up")
+    say("the testbed has stopped" if ended else "no testbed is running")
 
 
 @testbed.command()
 def status() -> None:
-    """Say which hosts are up, and how commands reach them."""
+    """List the running emulated hosts, and the commands that reach them."""
     _show()
 
 
 def _show() -> None:
     from labkit.hosts import state
-    from labkit.hosts.plan import Plan
+    from labkit.hosts.plan import TestbedPlan
 
     folder = state.folder_of(state.UP)
-    found = state.state(folder)
-    if found is None:
-        state.forget(folder)
-        say("no testbed is up; start one: labkit testbed up")
+    record = state.read_state(folder)
+    if record is None:
+        state.remove_stale(folder)
+        say("no testbed is running; start one: labkit testbed up")
         return
-    plan = Plan(**found["plan"])
+    plan = TestbedPlan(**record["plan"])
     slurm = f", Slurm with {plan.cores} CPUs on each" if plan.slurm else ""
     say(f"{plan.nodes} hosts at {plan.bandwidth}{slurm}")
     for name in plan.hosts:
-        say(f"{name} {found['addresses'][name]}: {folder / state.AGENT} {name} hostname")
+        say(f"{name} {record['addresses'][name]}: {folder / state.AGENT} {name} hostname")
     tried = "srun, sbatch, salloc, " if plan.slurm else ""
     say(f"login: {folder / state.LOGIN_COMMAND} bash   # for {tried}mpiexec --host a:2,b:2")

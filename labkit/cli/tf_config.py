@@ -1,4 +1,4 @@
-"""`labkit tf-config`: what each host of a cluster is told, for a script with tf.distribute."""
+"""`labkit tf-config`: print each process's TF_CONFIG, for scripts that use tf.distribute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import click
 
 from labkit.common.errors import InvalidInput
 from labkit.common.terminal import say
-from labkit.frameworks.tf_config import PORT, lines, of_this_task, on_hosts, slurm_hosts
+from labkit.frameworks.tf_config import (
+    PORT,
+    export_commands,
+    on_hosts,
+    processes_of_this_task,
+    slurm_hosts,
+)
 
 
 @click.command("tf-config")
@@ -14,30 +20,32 @@ from labkit.frameworks.tf_config import PORT, lines, of_this_task, on_hosts, slu
 @click.option(
     "--slurm",
     is_flag=True,
-    help="The hosts of the job of Slurm's in which it is called; in what srun starts, the line of "
-    "that task alone.",
+    help="Use the hosts of the current Slurm job; inside an srun task, print the line of that task "
+    "only.",
 )
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="A node.")
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1), help="Workers on each host."
+)
 @click.option(
     "--servers",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="A node; with any, the first host has the chief, too.",
+    help="Parameter servers on each host; with servers, the first host also runs the chief.",
 )
 @click.option(
     "--server-inside-worker",
     "inside",
     is_flag=True,
-    help="Servers live in the processes of the workers, which start a tf.distribute.Server each.",
+    help="Run servers inside worker processes; each worker starts a tf.distribute.Server.",
 )
-@click.option("--evaluator", is_flag=True, help="One more process on the last host.")
+@click.option("--evaluator", is_flag=True, help="Add an evaluator process on the last host.")
 @click.option(
     "--port",
     default=PORT,
     show_default=True,
     type=click.IntRange(1, 65_000),
-    help="Of a node's first task.",
+    help="Port of the first task on each host.",
 )
 def tf_config(
     hosts: tuple[str, ...],
@@ -48,10 +56,15 @@ def tf_config(
     evaluator: bool,
     port: int,
 ) -> None:
-    """Print TF_CONFIG of each process of a cluster, as a line for the shell of its host."""
+    """Print the TF_CONFIG of each process.
+
+    Each line is a shell command, which exports TF_CONFIG on the host of a process.
+    """
     if slurm == bool(hosts):
-        raise InvalidInput("give hosts, or --slurm, and not both: labkit tf-config HOST...")
-    found = slurm_hosts() if slurm else hosts
-    spec = on_hosts(found, workers, servers, inside, evaluator, port)
-    for who, line in lines(of_this_task(spec) if slurm else spec.processes(), spec):
-        say(f"# {who}\n{line}")
+        raise InvalidInput("give either hosts or --slurm: labkit tf-config HOST...")
+    names = slurm_hosts() if slurm else hosts
+    spec = on_hosts(names, workers, servers, inside, evaluator, port)
+    for process, line in export_commands(
+        processes_of_this_task(spec) if slurm else spec.processes(), spec
+    ):
+        say(f"# {process}\n{line}")

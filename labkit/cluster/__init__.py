@@ -1,16 +1,16 @@
-"""Cluster: MPI engines that a notebook starts, shares and never leaves behind."""
+"""Clusters of MPI engines: they are started from a notebook, shared, and cleaned up after use."""
 
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.cluster import Cluster, leftovers, predict, run
-from labkit.cluster.live import Live
 from labkit.cluster.replay import replay
+from labkit.cluster.run_handle import RunHandle
 from labkit.cluster.serving import serve
 
 __all__ = [
     "Cluster",
-    "Live",
     "RankError",
     "Refused",
+    "RunHandle",
     "leftovers",
     "predict",
     "replay",

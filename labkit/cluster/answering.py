@@ -1,8 +1,9 @@
-"""A kernel whose cell waits for ranks answers what pages ask of their widgets all the same.
+"""Replies to front-end messages while a cell blocks the kernel.
 
-A kernel takes up one message at a time. A page that is loaded anew asks what kernel this is and how
-its widgets stand, and would hear nothing before the cell has ended. But ipykernel (7) receives on a
-thread of its own; while a cell waits, that thread answers such messages itself.
+A Jupyter kernel handles one message at a time. A browser page that is reloaded asks for the
+kernel's info and for the state of its widgets, and would get no reply before the running cell ends.
+ipykernel 7 receives messages on a separate thread, so this thread can reply while a cell waits for
+ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ANSWERED = {"kernel_info_request", "comm_info_request", "comm_open", "comm_msg",
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Wait inside of it; without a kernel, or with an older one, it does nothing."""
+    """Reply to front-end messages inside this block; has no effect before ipykernel 7."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel = cast("IPythonKernel", getattr(shell, "kernel", None))
     if shell is None or getattr(kernel, "shell_channel_thread", None) is None:
@@ -35,32 +36,33 @@ def answering() -> Iterator[None]:
 
     usual: Receive = kernel.shell_channel_thread_main
 
-    async def take(message: list[zmq.Frame]) -> None:
-        if not await _answered(kernel, message, shell.parent_header):
+    async def handle(message: list[zmq.Frame]) -> None:
+        if not await _reply(kernel, message, shell.parent_header):
             await usual(message)
 
-    # The thread's own loop calls it: a stream belongs to one thread.
+    # The receiving thread's event loop must call `on_recv`, because a ZMQ stream belongs to one
+    # thread.
     receive = partial(kernel.shell_channel_thread.io_loop.add_callback, kernel.shell_stream.on_recv)
-    receive(take, copy=False)
+    receive(handle, copy=False)
     try:
         yield
     finally:
         receive(usual, copy=False)
 
 
-async def _answered(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) -> bool:
-    """Whether it was one of those; all others keep their turn after the cell."""
+async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) -> bool:
+    """Reply to the message and return True, or return False if it must wait for the cell."""
     identities, parts = kernel.session.feed_identities(message, copy=False)
     header = kernel.session.deserialize(parts, content=False, copy=False)["header"]
     if header["msg_type"] not in ANSWERED:
         return False
-    asked = kernel.session.deserialize(parts, copy=False)
-    tell = partial(kernel.session.send, kernel.iopub_socket, "status", ident=b"status")
-    tell({"execution_state": "busy"}, parent=asked)
-    answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, asked)
+    request = kernel.session.deserialize(parts, copy=False)
+    publish = partial(kernel.session.send, kernel.iopub_socket, "status", ident=b"status")
+    publish({"execution_state": "busy"}, parent=request)
+    answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # Pages wait for an idle kernel after each message; but the cell goes on.
-    tell({"execution_state": "idle"}, parent=asked)
-    tell({"execution_state": "busy"}, parent=cell)
+    # A page waits for the status "idle" after each message, although the cell is still running.
+    publish({"execution_state": "idle"}, parent=request)
+    publish({"execution_state": "busy"}, parent=cell)
     return True

@@ -1,4 +1,4 @@
-"""The folder of the files by which ranks of one host share memory, where /dev/shm is too small."""
+"""The choice of a folder for MPI's shared-memory files if /dev/shm is too small."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput
 
 SHARED = Path("/dev/shm")
-SEGMENT = 16 << 20  # bytes that Open MPI takes for each rank
-BUCKETS = 256 << 20  # bytes for gradients
-# Open MPI's names of that folder, one for each of its parts.
+SEGMENT = 16 << 20  # bytes of shared memory that Open MPI uses for one rank
+BUCKETS = 256 << 20  # total bytes of shared memory for the gradient buckets
+# Each Open MPI component that uses shared memory has its own variable for the folder.
 FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_osc_sm_backing_directory",
@@ -22,26 +22,26 @@ FOLDERS = (
 RELOCATES = "OMPI_MCA_shmem_mmap_relocate_backing_file"
 
 
-def backing(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[str, str]:
-    """Return the variables that name another folder; none where /dev/shm has room enough.
+def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[str, str]:
+    """Return environment variables that set another folder, or {} if /dev/shm is large enough.
 
     Args:
-        ranks: how many share memory.
-        places: folders in its stead, the best first.
-        shared: /dev/shm.
+        ranks: Number of ranks that share memory.
+        places: Alternative folders in order of preference.
+        shared: Path of /dev/shm.
 
     Raises:
-        InvalidInput: no folder has room enough; a rank would die of SIGBUS in the midst of a step.
+        InvalidInput: No folder has enough free space; a rank would die of SIGBUS during a step.
     """
-    wanted = ranks * SEGMENT + BUCKETS
+    required = ranks * SEGMENT + BUCKETS
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):
-        return {}  # another system has no such folder, and a person may have chosen one
-    rooms = {place: shutil.disk_usage(place).free for place in (shared, *places)}
-    path = next((place for place, room in rooms.items() if room >= wanted), None)
+        return {}  # the system has no /dev/shm, or the user has chosen a folder
+    free = {place: shutil.disk_usage(place).free for place in (shared, *places)}
+    path = next((place for place, size in free.items() if size >= required), None)
     if path is None:
-        told = ", ".join(f"{place} has {room >> 20} MiB free" for place, room in rooms.items())
+        sizes = ", ".join(f"{place} has {size >> 20} MiB free" for place, size in free.items())
         raise InvalidInput(
-            f"{ranks} ranks share {wanted >> 20} MiB of memory through files, and {told}; give "
+            f"{ranks} ranks share {required >> 20} MiB of memory through files, but {sizes}; give "
             f"more: mount -o remount,size=2G {shared}  # docker run --shm-size=2g"
         )
     if path == shared:

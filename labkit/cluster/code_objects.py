@@ -1,8 +1,9 @@
-"""Code objects of calls on an engine: one for all that are equal, however often they arrive.
+"""Interning of code objects on an engine, which avoids a memory leak in TensorFlow.
 
-TensorFlow keeps the stack of each graph operation for as long as a process lives, once for all
-equal stacks. A stack consists of code objects, and each call brings new ones: of the line by which
-ipyparallel calls a function, and of functions that travel by value.
+TensorFlow keeps the call stack of each graph operation until the process ends, and stores equal
+stacks once. A stack consists of code objects. Without interning, each call would create new code
+objects: one for the line by which ipyparallel calls a function, and some for functions that are
+pickled by value.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, ClassVar
 
-SOME = 4096  # code objects that are kept, those of the last calls
+SOME = 4096  # maximum number of interned code objects
 
 
 def intern(code: CodeType) -> CodeType:
-    """Return the first code object that equals this one, from the same lines of the same file."""
+    """Return the first code object that equals `code` and has the same file and lines."""
     return _first(code, code.co_filename, code.co_linetable)
 
 
@@ -27,17 +28,17 @@ def _first(code: CodeType, file: str, lines: bytes) -> CodeType:
 
 
 def construct(*arguments: Any) -> CodeType:
-    """Return the interned code object of these arguments of `CodeType`."""
+    """Construct a code object from the arguments of `CodeType` and return its interned version."""
     return intern(CodeType(*arguments))
 
 
 def execute(line: str, *namespaces: dict[str, Any]) -> None:
-    """Execute a line in its interned code object."""
+    """Execute a line of source by its interned code object."""
     exec(intern(compile(line, "<string>", "exec")), *namespaces)
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value like cloudpickle, and its code objects like ipyparallel."""
+    """Pickle a value with cloudpickle, but its code objects with ipyparallel's `reduce_code`."""
     import cloudpickle
     from ipyparallel.serialize.codeutil import reduce_code
 
@@ -52,17 +53,17 @@ def dumps(value: object) -> bytes:
 
 
 def intern_calls() -> None:
-    """Let ipyparallel's engine in this process intern the code objects of calls."""
+    """Make ipyparallel's engine in this process intern the code objects of calls."""
     from ipyparallel.engine import app, kernel
     from ipyparallel.serialize import codeutil
 
     class Kernel(kernel.IPythonParallelKernel):
-        """ipyparallel's kernel, which calls each function by the same line."""
+        """ipyparallel's kernel, changed so that each call of a function executes the same line."""
 
         def do_apply(self, content: Any, buffers: Any, message: str, metadata: Any) -> Any:
-            """Call a function; the line consists of names that contain the message's."""
+            """Call a function; the executed line contains a constant instead of the message id."""
             return super().do_apply(content, buffers, "call", metadata)
 
     app.Kernel = Kernel
-    vars(kernel)["exec"] = execute  # the module's own name stands before the builtin one
+    vars(kernel)["exec"] = execute  # a global name of the module shadows the builtin
     codeutil.code_ctor = construct

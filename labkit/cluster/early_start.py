@@ -1,9 +1,10 @@
-"""Engines started ahead: while a notebook's kernel comes up, the cluster that it will ask for.
+"""An early start of engines, in parallel with the start of a notebook's kernel.
 
     python -m labkit.cluster.early_start FOLDER START
 
-The process of this module starts a cluster as `labkit warm` does, but once, and holds its claim on
-it only until the notebook has taken it, or nobody is at the other end of its input any more.
+This process starts the cluster that the notebook will need, like `labkit prestart`, but only once.
+The process holds a lease until the notebook claims the cluster or until its own standard input is
+closed.
 """
 
 from __future__ import annotations
@@ -18,76 +19,83 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.cluster import launch
-from labkit.cluster.cluster_name import folder_of, usual_name
-from labkit.cluster.lease import LOOK_EVERY, WARM, Lease, locked
+from labkit.cluster.cluster_name import default_name, folder_of
+from labkit.cluster.lease import POLL_INTERVAL, WARM, Lease, locked
 from labkit.cluster.start import Start
 from labkit.cluster.warm import inherited
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 
-UNCLAIMED = 60.0  # seconds after which they end: the notebook asked for others after all
+UNCLAIMED = 60.0  # seconds after which unclaimed engines end
 
 
 @contextmanager
-def started(how: Start | None) -> Iterator[None]:
-    """Meanwhile a cluster of this shape starts, and waits for its user; it ends with this context.
+def early_engines(launch_options: Start | None) -> Iterator[None]:
+    """Start a cluster in the background while the block runs; an unclaimed cluster ends with it.
 
-    Where it does not start, its user will start it, and hear why that fails.
+    If the start fails, the notebook starts the cluster itself and reports the error.
 
     Args:
-        how: its ranks start; None: nothing is started.
+        launch_options: Launch options of the ranks; None: start no cluster.
     """
-    if how is None or not how.is_local:
+    if launch_options is None or not launch_options.is_local:
         yield
         return
-    folder = folder_of(usual_name(how)).resolve()
+    folder = folder_of(default_name(launch_options)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
-    if launch.is_up(folder):  # warm engines, or somebody's own
+    if launch.is_up(folder):  # warm engines, or a cluster in use
         yield
         return
-    ahead = subprocess.Popen(
-        [sys.executable, "-P", "-m", "labkit.cluster.early_start", str(folder), how.to_json()],
-        stdin=subprocess.PIPE,  # it closes, however this process ends
+    starter = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "labkit.cluster.early_start",
+            str(folder),
+            launch_options.to_json(),
+        ],
+        stdin=subprocess.PIPE,  # the pipe closes when this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=folder,  # where no module of anybody's lies
+        cwd=folder,  # a folder without Python modules
         env=inherited(),
         start_new_session=True,
     )
-    with ahead:
+    with starter:
         try:
             yield
         finally:
-            ahead.terminate()  # if it is there yet: its claim ends with it
+            starter.terminate()  # the starter's lease ends with its process
 
 
-def main(folder: Path, how: Start) -> None:
-    """Start a cluster, and hold it until it is taken or nobody wants it any more."""
+def main(folder: Path, launch_options: Start) -> None:
+    """Start a cluster, and hold a lease until a notebook claims it, at most `UNCLAIMED` seconds."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     with locked(folder / "start.lock"):
         if launch.is_up(folder):
             return
-        check_ranks(how.ranks)
+        check_ranks(launch_options.ranks)
         lease = Lease(folder, WARM)
         try:
-            launch.launch(folder, how, warm=True)
+            launch.launch(folder, launch_options, warm=True)
         except BaseException:
             lease.release()
             raise
     end = time.monotonic() + UNCLAIMED
     while lease.path.exists() and launch.is_up(folder) and time.monotonic() < end:
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     lease.release()
 
 
 def _end_with_input() -> None:
-    """End at once, also amid a start: locks and claims go with the process."""
+    """Exit when standard input closes; the locks and leases end with the process."""
     sys.stdin.read()
     os._exit(0)
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), Start.of_json(sys.argv[2]))
+        main(Path(sys.argv[1]), Start.from_json(sys.argv[2]))
     except LabkitError as error:
         sys.exit(str(error))

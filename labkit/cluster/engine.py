@@ -1,11 +1,11 @@
-"""An engine or controller process that ends itself when the keeper of its cluster is gone.
+"""Engine and controller processes, which exit when their cluster's keeper process has ended.
 
     python -m labkit.cluster.engine engine|guest|controller [arguments of ipyparallel]
     python -m labkit.cluster.engine command WORDS...
 
-A guest is an engine on another host, where no lock of the keeper's can be seen: it ends when it
-cannot reach the controller any more, which ends with the keeper. `command` is on the keeper's host
-and holds what starts guests.
+A guest is an engine on another host, where the lock file of the keeper process is not visible. A
+guest exits when it cannot reach the controller, because the controller ends with the keeper
+process. The role `command` runs on the keeper's host and starts the guests through ssh or Slurm.
 """
 
 from __future__ import annotations
@@ -27,86 +27,86 @@ from typing import SupportsIndex
 
 from labkit.cluster.code_objects import intern_calls
 from labkit.cluster.lease import KEEPER, Lock
-from labkit.cluster.stack_probe import answer
+from labkit.cluster.stack_probe import start_reporting
 from labkit.cluster.start import JOB
 from labkit.common import imports
-from labkit.common.semaphore import end_start, start_places
-from labkit.hosts.connection import answers
+from labkit.common.semaphore import release_start_slot, start_semaphore
+from labkit.hosts.connection import is_reachable
 from labkit.worker.source_bundle import FOLDER
 
-LOOK_EVERY = 1.0  # seconds
-CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's: where the controller is, and its keys
-ENDS = 30.0  # seconds that what starts guests gets to end them
-UNREACHED = 30.0  # seconds without the controller after which a guest ends; a link may come back
+POLL_INTERVAL = 1.0  # seconds
+CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
+ENDS = 30.0  # seconds that mpiexec or srun gets to end its guests
+UNREACHED = 30.0  # seconds without the controller until a guest exits; links may recover before
 PROFILE = "IPP_PROFILE_DIR"
-OWN = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
-IN_WAVES = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
-# Beside a guest: takes its folders away when it has ended, however.
+ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
+THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
+# This shell command waits for a guest's end, then removes the guest's folders.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
 class SafePath(list[str]):
-    """`sys.path` without the current folder, which ipyparallel's programs would put first."""
+    """A `sys.path` that rejects the working directory, which ipyparallel would insert first."""
 
     def insert(self, index: SupportsIndex, place: str) -> None:
-        """Insert a folder that has a name."""
+        """Insert a folder, unless it is "", which means the working directory."""
         if place:
             super().insert(index, place)
 
     def __reduce__(self) -> tuple[type[list[str]], tuple[list[str]]]:
-        """Return a plain list to whoever asks a rank for its path: this module runs as __main__."""
+        """Pickle as a plain list, because other processes cannot import it from `__main__`."""
         return list, ([*self],)
 
 
 def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]:
-    """The words that start ranks, under watch, and those of each rank."""
+    """Return the command line that starts the ranks, and the command line of each rank."""
     if is_local:
-        return [*words], [*IN_WAVES, "engine"]
-    # Without the keeper's name: by it the keeper finds processes of its own host.
-    return [*OWN, "command", *words], ["env", "-u", KEEPER, *OWN, "guest"]
+        return [*words], [*THROTTLED_COMMAND, "engine"]
+    # KEEPER is unset for guests, because the keeper finds processes of its own host by it.
+    return [*ENGINE_COMMAND, "command", *words], ["env", "-u", KEEPER, *ENGINE_COMMAND, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:
-    """Kill this process (and its process group) as soon as nobody holds the keeper's lock."""
+    """Kill this process (and its group) as soon as the lock of the cluster's keeper is free."""
 
-    def look() -> None:
+    def poll() -> None:
         lock = Lock(lock_path)
-        # The lock is the keeper's for as long as it lives: nothing has to be sent that could be
-        # lost.
+        # A lock is more reliable than messages, because the keeper process holds its lock until it
+        # ends.
         while lock.is_held():
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         if with_group:
             os.killpg(os.getpgid(0), signal.SIGKILL)
-        # At once: a rank that is inside MPI would never come to its end otherwise.
+        # `os._exit` is needed, because a rank inside an MPI call would not react otherwise.
         os._exit(1)
 
-    threading.Thread(target=look, name="labkit-lease", daemon=True).start()
+    threading.Thread(target=poll, name="labkit-lease", daemon=True).start()
 
 
-def visit() -> None:
-    """End this process, and the job that was queued for it, when the controller is gone."""
-    told = json.loads(os.environ[CONNECTION])
-    address = told["location"], int(told["registration"])
+def watch_controller() -> None:
+    """Exit, and cancel this process's own Slurm job, when the controller cannot be reached."""
+    info = json.loads(os.environ[CONNECTION])
+    address = info["location"], int(info["registration"])
 
-    def look() -> None:
-        seen = time.monotonic()
-        while time.monotonic() - seen < UNREACHED:
-            if answers(address, UNREACHED):
-                seen = time.monotonic()
-            time.sleep(5 * LOOK_EVERY)
+    def poll() -> None:
+        reached_at = time.monotonic()
+        while time.monotonic() - reached_at < UNREACHED:
+            if is_reachable(address, UNREACHED):
+                reached_at = time.monotonic()
+            time.sleep(5 * POLL_INTERVAL)
         if JOB in os.environ:
             subprocess.run(["scancel", "--quiet", os.environ["SLURM_JOB_ID"]], check=False)
         os._exit(1)
 
-    threading.Thread(target=look, name="labkit-visit", daemon=True).start()
+    threading.Thread(target=poll, name="labkit-visit", daemon=True).start()
 
 
 class ImportsInWaves(MetaPathFinder):
-    """Let a limited number of ranks import a module at a time.
+    """An import hook that limits how many ranks import a module at a time.
 
     Args:
-        module: takes long to import, on all cores.
-        keeper: the lock of the ranks' keeper.
+        module: Name of a module whose import takes long and uses all cores.
+        keeper: Path of the lock file of the cluster's keeper process.
     """
 
     def __init__(self, module: str, keeper: Path) -> None:
@@ -115,23 +115,23 @@ class ImportsInWaves(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the usual spec of the module, which waits for its turn; None for others."""
+        """Return the module's usual spec with a throttled loader; None for other modules."""
         spec = PathFinder.find_spec(name, path, target) if name == self.module else None
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def wait_and_execute(module: ModuleType) -> None:
-            with start_places(self.keeper):
+            with start_semaphore(self.keeper):
                 execute(module)
 
-        # Set on this loader alone: every other method of it stays.
+        # The method is replaced on this loader object, not on its class.
         vars(spec.loader)["exec_module"] = wait_and_execute
         return spec
 
 
-def carry_out(words: Sequence[str], keeper: Path) -> int:
-    """Run what starts guests, and end it with the keeper; its exit code."""
+def run_command(words: Sequence[str], keeper: Path) -> int:
+    """Run the command that starts guests; end it when the keeper ends; return its exit code."""
     child = subprocess.Popen(words)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -140,10 +140,10 @@ def carry_out(words: Sequence[str], keeper: Path) -> int:
     signal.signal(signal.SIGTERM, end)
     lock = Lock(keeper)
     while (code := child.poll()) is None and lock.is_held():
-        time.sleep(LOOK_EVERY / 5)
+        time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    child.terminate()  # once: told again, mpiexec would leave without tidying up
+    child.terminate()  # one signal only, because mpiexec exits without cleanup at the second
     try:
         return child.wait(ENDS)
     except subprocess.TimeoutExpired:
@@ -154,24 +154,25 @@ def carry_out(words: Sequence[str], keeper: Path) -> int:
 if __name__ == "__main__":
     role = sys.argv.pop(1)
     if role == "command":
-        code = carry_out(sys.argv[1:], Path(os.environ[KEEPER]))
-        if code < 0:  # by the same signal, so that the keeper hears of it
+        code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
+        if code < 0:  # this process dies by the same signal, so that the keeper can report it
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         raise SystemExit(code)
     sys.path = SafePath(sys.path)
     if role == "guest":
-        visit()
+        watch_controller()
     else:
         keeper = Path(os.environ[KEEPER])
-        # Before ipyparallel is imported, which starts threads: they inherit the blocked signal.
+        # Threads inherit blocked signals, so reporting starts before ipyparallel's threads.
         if role == "engine":
-            answer(keeper.parent)
+            start_reporting(keeper.parent)
             sys.meta_path.insert(0, ImportsInWaves("tensorflow", keeper))
-        # The controller leads a group of its own, with its schedulers in it.
+        # The controller leads a process group that contains its scheduler processes.
         watch(keeper, with_group=role == "controller")
     if role == "controller":
-        # Forks have no threads of their own, and the one that leads their group may be killed, too.
+        # Each forked process watches the lock itself, because a fork inherits no threads and the
+        # leader of its group may be killed.
         os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
@@ -181,23 +182,24 @@ if __name__ == "__main__":
         from ipyparallel.engine.app import IPEngine
 
         class Engine(IPEngine):
-            """ipyparallel's engine, which SIGTERM ends: its own would only stop answering."""
+            """ipyparallel's engine, changed so that SIGTERM ends the process."""
 
             def init_signal(self) -> None:
-                """Let cells alone be interrupted; the keeper hears from mpiexec of any end."""
+                """Handle SIGINT for cells, and leave SIGTERM to its default action."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
             def start(self) -> None:
-                """Register, when all that takes long is imported: another rank may start."""
-                end_start()
+                """Release the start slot, because all slow imports are done, and register."""
+                release_start_slot()
                 super().start()
 
         if role == "guest":
-            # Its start wants a profile, which the keeper takes away when all have come.
+            # An engine needs a profile folder at its start; `_collect_rank_info` removes it
+            # afterwards.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         intern_calls()
-        imports.add_inherited()  # `%%px` finds modules before any call comes
+        imports.append_inherited()  # lets `%%px` cells import modules before the first call
         Engine.launch_instance()

@@ -1,4 +1,4 @@
-"""%%fault: a cell whose experiments all get a fault."""
+"""The cell magic %%fault, which injects a fault into all experiments of a cell."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.network import Fault
 
-_planted: list[Fault] = []
+_faults: list[Fault] = []
 
 
-def with_planted(experiment: Experiment) -> Experiment:
-    """An experiment with the faults of the cell that runs it."""
-    if not _planted:
+def with_injected_faults(experiment: Experiment) -> Experiment:
+    """Return the experiment with the faults of the current cell."""
+    if not _faults:
         return experiment
-    return experiment.replace(faults=(*experiment.faults, *_planted))
+    return experiment.replace(faults=(*experiment.faults, *_faults))
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[None]:
-    """Meanwhile each experiment that is run here gets this fault."""
-    _planted.append(fault)
+def fault_injected(fault: Fault) -> Iterator[None]:
+    """Inject this fault into each experiment that runs inside this block."""
+    _faults.append(fault)
     try:
         yield
     finally:
-        _planted.remove(fault)
+        _faults.remove(fault)
 
 
-def said(line: str) -> Fault:
-    """The fault that a line such as `rank=2 step=10 kind=kill` says."""
+def parse_fault(line: str) -> Fault:
+    """Return the fault of a line such as `rank=2 step=10 kind=kill`."""
     words = [word.partition("=") for word in line.split()]
     if not words or not all(value for _, _, value in words):
         raise InvalidInput(
-            f"%%fault {line.strip()}: give it as in %%fault rank=2 step=10 kind=kill"
+            f"%%fault {line.strip()}: give options as in %%fault rank=2 step=10 kind=kill"
         )
     return Fault(**{name: value for name, _, value in words})
 
 
 def register() -> None:
-    """Let `%%fault` in this IPython plant faults."""
+    """Register the magic `%%fault` in this IPython."""
     from IPython import get_ipython
 
     shell = get_ipython()
 
     def fault(line: str, cell: str) -> Any:
-        """Run the cell; each experiment that it runs gets the fault that the line says."""
-        with planted(said(line)):
+        """Run the cell; the fault that the line describes is injected into its experiments."""
+        with fault_injected(parse_fault(line)):
             return _run(cell, shell)
 
     shell.register_magic_function(fault, "cell", "fault")
 
 
 def _run(cell: str, shell: Any) -> Any:
-    """Run a cell here, so that an error is its own; what its last expression is."""
+    """Run a cell so that its errors propagate, and return the value of its last expression."""
     statements = ast.parse(shell.transform_cell(cell)).body
     end = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
     module = ast.Module(statements, type_ignores=[])

@@ -1,7 +1,8 @@
-"""The experiment that a cluster was given last, found again: from another cell, or another process.
+"""Access to a cluster's last submitted run from another cell or another process.
 
-What another process has submitted can be watched and stopped from here. Its record is that
-process's to write: where it ends before the ranks do, they end too, and the run is interrupted.
+A run that another process has submitted can be watched and stopped from here. Only the submitting
+process writes the run's record. If that process ends before the ranks do, the ranks end, too, and
+the run is interrupted.
 """
 
 from __future__ import annotations
@@ -13,41 +14,42 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from labkit.cluster.calls import RankError
-from labkit.cluster.live import READ_EVERY, Live
+from labkit.cluster.run_handle import READ_EVERY, RunHandle
 from labkit.cluster.run_progress import Outline
 from labkit.common.errors import LabkitError
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 
-LAST = "last-run"  # in a cluster's folder: where the run is that was submitted last
-_OWN: WeakValueDictionary[Path, Live] = WeakValueDictionary()  # of this process
+LAST = "last-run"  # file in a cluster's folder with the directory of the last submitted run
+_handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()  # submitted by this process
 
 
-class Attached(Live):
-    """A Live of what another process has submitted, or of what has ended."""
+class AttachedRun(RunHandle):
+    """A RunHandle of a run that has ended or that another process has submitted."""
 
     def __init__(self, directory: Path, show: bool = False) -> None:
         record = store.read_json(directory / "experiment.json")
-        # The record alone: the experiment itself may hold functions, which no other process has.
+        # The handle reads only the record, because the experiment may hold functions that another
+        # process has defined.
         clock = record.get("clock", "wall")
         outline = Outline(directory.name, record["workers"], record["epochs"], clock)
         super().__init__(outline, directory)
-        _OWN[directory] = self
+        _handles[directory] = self
         self.begin(show)
 
     def _watch(self) -> Iterator[None]:
         while store.read_status(self.directory)["state"] == "running":
             yield
-            # Polled: the end of another process's thread reaches nobody here but by the record.
+            # The record is polled, because the other process cannot notify this one.
             time.sleep(READ_EVERY)
 
-    def _keep(self) -> Run:
+    def _finish(self) -> Run:
         run = Run(self.directory)
-        # What was not read before the stream was taken away stands in the record.
-        seen = {rank: state.steps for rank, state in self.tally.ranks.items()}
+        # Rows that were not read before the stream's removal come from the record.
+        counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
-        rows = [row for row in history if row["step"] >= seen.get(int(row["rank"]), 0)]
+        rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]
         epochs = run.metrics.get("epochs", [])[len(self.epochs) :]
         with self._drawing:
             self._add([("step", row) for row in rows] + [("epoch", epoch) for epoch in epochs])
@@ -56,22 +58,22 @@ class Attached(Live):
             raise RankError(str(status.get("cause")), status.get("rank"))
         return run
 
-    def _close(self) -> None:
-        # A process that is gone could not take it away itself.
+    def _release(self) -> None:
+        # The submitting process may have died before it could remove the stream.
         shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
-def note(folder: Path, live: Live) -> None:
-    """Remember what was submitted to the cluster of this folder."""
-    _OWN[live.directory] = live
+def remember(folder: Path, live: RunHandle) -> None:
+    """Remember the run that was submitted to the cluster of this folder."""
+    _handles[live.directory] = live
     store.write_atomically(folder / LAST, str(live.directory))
 
 
-def last(folder: Path, show: bool = False) -> Live:
-    """What was submitted last to the cluster of this folder.
+def last_submitted(folder: Path, show: bool = False) -> RunHandle:
+    """Return the handle of the run that was last submitted to the cluster of this folder.
 
     Raises:
-        LabkitError: nothing was, or its run directory is gone.
+        LabkitError: No run was submitted, or its directory is missing.
     """
     try:
         directory = Path((folder / LAST).read_text())
@@ -79,10 +81,11 @@ def last(folder: Path, show: bool = False) -> Live:
         raise LabkitError(
             f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
-    # Of this process: the very Live, whose `stop` and `result` are those that were given before.
-    live = _OWN.get(directory)
+    # A run that this process has submitted keeps its handle, so that `stop` and `result` act on one
+    # object.
+    live = _handles.get(directory)
     if live is None:
-        return Attached(directory, show)
+        return AttachedRun(directory, show)
     if show:
         live.show()
     return live

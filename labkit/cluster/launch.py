@@ -1,4 +1,4 @@
-"""How the engines of a cluster come up: a keeper is started, and says how they stand."""
+"""The start of a cluster's keeper process and engines, and the state that the keeper writes."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from labkit.common.paths import bytecode_variables
 from labkit.common.privacy import scrub
 from labkit.common.terminal import utf8_variables
 from labkit.common.units import plural
-from labkit.records.endings import End, described
+from labkit.records.endings import End, describe_exit
 
-QUIET = 60.0  # seconds between two lines of a log about what is waited for
-START_LIMIT = 300.0  # seconds, also on a machine that is busy
-# In a cluster's folder: what is asked for after its end.
+QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
+START_LIMIT = 300.0  # seconds that a start may take, enough for a busy machine
+# Files in a cluster's folder that remain after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
-UNSETTLED = "unsettled"  # in a cluster's folder: its engines were warmed, and nobody has used them
-REFUSED = "refused: "  # begins the message of a keeper to which no further try would help
+UNSETTLED = "unsettled"  # file in a cluster's folder; marks warm engines as unclaimed
+REFUSED = "refused: "  # prefix of a keeper's message; says that another attempt is useless
 
 
 class NotStarted(LabkitError):
-    """The engines did not start, which may go better the next time."""
+    """Raised when the engines did not start; a further attempt may succeed."""
 
 
-class State(TypedDict):
-    """What a keeper says of its cluster."""
+class ClusterState(TypedDict):
+    """The state of a cluster, as its keeper writes it to cluster.json."""
 
     state: str  # starting, ready or ended
     message: str
-    rank: int | None  # whose end was that of the cluster
-    signal: str  # by which it ended, or ""
+    rank: int | None  # rank whose end has ended the cluster; None if no rank has
+    signal: str  # signal that has ended the cluster, or ""
     workers: int
     threads: int
-    engines: list[int]  # their ids, in rank order
-    hosts: list[str]  # of the ranks
-    dead: list[int]  # ranks of this machine whose processes have ended, where others outlive them
-    how: str  # a Start
+    engines: list[int]  # engine ids in rank order
+    hosts: list[str]  # host names of the ranks
+    dead: list[int]  # dead ranks of this machine in a fault-tolerant cluster
+    how: str  # a Start in JSON
     pid: int | None  # of the keeper
-    warm: float | None  # seconds that the start took, where it imported all that training needs
+    warm: float | None  # seconds that the start of warm engines took; None for other engines
 
 
-def state(folder: Path) -> State:
-    """What the keeper of this folder's cluster has said last."""
+def state(folder: Path) -> ClusterState:
+    """Return the state that the keeper process of this folder's cluster has written last."""
     try:
-        # No schema is asked for: keeper and reader are of one labkit, whose name holds its
-        # fingerprint.
-        said: State = json.loads((folder / "cluster.json").read_text())
+        # No schema version is checked, because the folder's name contains a hash of labkit's
+        # source, so the same labkit has written the file.
+        record: ClusterState = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
-        return State(
+        return ClusterState(
             state="ended",
             message="",
             rank=None,
@@ -75,95 +75,96 @@ def state(folder: Path) -> State:
             pid=None,
             warm=None,
         )
-    return said
+    return record
 
 
 def is_up(folder: Path) -> bool:
-    """Whether the engines are there, and somebody keeps them."""
+    """Return whether the cluster's engines are ready and its keeper process is running."""
     return end(folder) is None
 
 
 def end(folder: Path) -> End | None:
-    """How this folder's cluster has ended; None while it is up.
+    """Return how this folder's cluster has ended, or None while it is up.
 
-    Its keeper says so. Of one that is gone without a word, the lock tells.
+    The keeper process writes the end into the cluster's state. If the lock of the keeper is free
+    without such an entry, the keeper was killed.
     """
-    kept = is_held(folder / "keeper.lock")
-    said = state(folder)  # after the lock: a keeper lets go of it when all is said
-    if said["state"] == "ended":
-        return End(said["message"], said["rank"], said["signal"])
-    if not kept:
-        return described("the keeper of the engines", -signal.SIGKILL)
-    return None if said["state"] == "ready" else End("the engines are just being started")
+    has_keeper = is_held(folder / "keeper.lock")
+    record = state(folder)  # read after the lock, because a keeper writes before it releases it
+    if record["state"] == "ended":
+        return End(record["message"], record["rank"], record["signal"])
+    if not has_keeper:
+        return describe_exit("the keeper of the engines", -signal.SIGKILL)
+    return None if record["state"] == "ready" else End("the engines are starting")
 
 
-def launch(folder: Path, how: Start, warm: bool = False) -> None:
-    """Have a keeper start engines and wait for them; a queued job says what it waits for.
+def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
+    """Start a keeper process and wait until engines are ready; print why a Slurm job is queued.
 
     Args:
-        folder: of the cluster.
-        how: its ranks start.
-        warm: they have imported what training needs before they are ready.
+        folder: Folder of the cluster.
+        launch_options: Launch options of the ranks.
+        warm: Whether the ranks import the modules that training needs before they count as ready.
 
     Raises:
-        NotStarted: the engines did not start; the message ends with what they said.
-        InvalidInput: the keeper refuses to start them, as it would again.
-        LabkitError: those of an earlier cluster do not end.
+        NotStarted: The engines did not start; the message ends with their output.
+        InvalidInput: The launch options are rejected, so another attempt would fail, too.
+        LabkitError: The engines of an earlier cluster do not end.
     """
-    if how.is_local:
+    if launch_options.is_local:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # A start that another has given up goes on for who has come since. A keeper that is just
-        # ending must be through before its place is taken.
-        if _wait(folder, how, lambda: is_held(path)):
+        # If another process has given up its start, that start continues for this process. A keeper
+        # that is ending must finish first.
+        if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
             raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
-    # What they say is of an earlier cluster, which may have been "ready".
+    # Files of an earlier cluster are removed, because they may say "ready".
     for earlier in ("cluster.json", UNSETTLED):
         (folder / earlier).unlink(missing_ok=True)
     with (folder / "keeper.log").open("wb") as log:
         command = [sys.executable, "-P", "-m", "labkit.cluster.keeper", str(folder)]
         keeper = subprocess.Popen(
-            [*command, how.to_json(), *([WARM] if warm else [])],
+            [*command, launch_options.to_json(), *([WARM] if warm else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=os.environ
             | bytecode_variables()
             | utf8_variables()
-            | {imports.VARIABLE: imports.folder()},
-            start_new_session=True,  # Ctrl-C in a terminal is not meant for the engines
+            | {imports.VARIABLE: imports.extra_folders()},
+            start_new_session=True,  # Ctrl-C in a terminal must not end the engines
         )
-    # A keeper whose start was given up a moment ago may have been quicker to take the lock.
-    if not _wait(folder, how, lambda: keeper.poll() is None or is_held(path)):
-        told = state(folder)["message"] or last_line(folder / "keeper.log")
-        failure = InvalidInput if told.startswith(REFUSED) else NotStarted
-        raise failure(f"the engines did not start: {told.removeprefix(REFUSED)}")
+    # This keeper may exit, because the keeper of a start that was given up has acquired the lock.
+    if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
+        reason = state(folder)["message"] or last_line(folder / "keeper.log")
+        failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
+        raise failure(f"the engines did not start: {reason.removeprefix(REFUSED)}")
 
 
-def _wait(folder: Path, how: Start, goes_on: Callable[[], bool]) -> bool:
-    """Wait for engines while their start goes on, and not too long; whether they are up."""
-    begin, shown = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
-    while (said := state(folder))["state"] != "ready":
-        waits_for = said["message"] if said["state"] == "starting" else ""
-        if waits_for:  # in a queue, as long as it takes
+def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
+    """Wait for the engines while `continues()`, at most START_LIMIT; return whether they are up."""
+    begin, ticker = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
+    while (record := state(folder))["state"] != "ready":
+        waits_for = record["message"] if record["state"] == "starting" else ""
+        if waits_for:  # time in Slurm's queue does not count towards START_LIMIT
             begin = time.monotonic()
-        shown.tick(waits_for)
-        # The keeper's own end is seen at once, instead of after the limit.
-        if not goes_on() or time.monotonic() - begin > START_LIMIT:
+        ticker.tick(waits_for)
+        # The check avoids a wait for START_LIMIT after the end of the keeper process.
+        if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
-    shown.done()
+    ticker.done()
     return True
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a cluster that has ended, connections with their keys among them.
+    """Remove the files of a cluster that has ended, including connection files with keys.
 
-    Locks stay, since another process may be about to take them. All files stay where a process
-    still claims the cluster: they say how it has ended.
+    Lock files stay, because another process may be about to acquire a lock. All files stay while a
+    process holds a lease, because the files record how the cluster has ended.
     """
     start = Lock(folder / "start.lock")
     try:
@@ -180,29 +181,36 @@ def clear(folder: Path) -> None:
         start.release()
 
 
-def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:
-    """A cluster as HTML: whether it is up, how large it is, and who holds it.
+def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> str:
+    """Return a cluster as HTML: its state, its size, and the processes that hold leases on it.
 
-    The machine has no name here: what a notebook shows is passed on.
+    The host name is omitted, because notebooks are published.
     """
     import psutil
 
     cores = psutil.cpu_count(logical=True) or 1
     free = psutil.virtual_memory().available / 2**30
-    said = state(folder)
-    up = said["state"] == "ready"
-    ended = f"{said['state']}{': ' if said['message'] else ''}{scrub(said['message'])}"
-    crowded = ", more than there are cores" if how.workers * how.threads > cores else ""
+    record = state(folder)
+    up = record["state"] == "ready"
+    ended = f"{record['state']}{': ' if record['message'] else ''}{scrub(record['message'])}"
+    crowded = (
+        ", more than there are cores"
+        if launch_options.workers * launch_options.threads > cores
+        else ""
+    )
+    ranks = f"{launch_options.workers} of {launch_options.threads} threads"
     here = f"this machine: {cores} cores, {free:.1f} GiB of memory free"
-    hosts = plural(len(set(said["hosts"])), "host") if up else how.launcher
+    hosts = plural(len(set(record["hosts"])), "host") if up else launch_options.launcher
     return card(
         f"Cluster {name}",
         pairs(
             {
-                "engines": f"up{', taken warm' if said['warm'] else ''}" if up else ended,
+                "engines": f"up{', claimed warm' if record['warm'] else ''}" if up else ended,
                 "this object": "connected" if connected else "closed",
-                "ranks": f"{how.workers} of {how.threads} threads{crowded if how.is_local else ''}",
-                "host": here if how.is_local else f"{hosts}, ranks placed by {how.place}",
+                "ranks": ranks + (crowded if launch_options.is_local else ""),
+                "host": here
+                if launch_options.is_local
+                else f"{hosts}, ranks placed by {launch_options.map_by}",
                 "held by": _holders(leases(folder)) if up else "nobody",
             }
         ),
@@ -210,46 +218,47 @@ def card_of(name: str, folder: Path, how: Start, connected: bool) -> str:
 
 
 def _holders(processes: list[int]) -> str:
-    told = [f"process {pid}" + (" (this one)" if pid == os.getpid() else "") for pid in processes]
-    return f"{', '.join(told) or 'a sweep'}; it ends with the last one"
+    names = [f"process {pid}" + (" (this one)" if pid == os.getpid() else "") for pid in processes]
+    return f"{', '.join(names) or 'a sweep'}; it ends with the last one"
 
 
 def leases(folder: Path) -> list[int]:
-    """The processes that hold this folder's cluster, as numbers; a sweep's hold has none.
+    """Return the pids of the processes with a lease on this folder's cluster, without sweeps.
 
-    Read from names: to look at a lock from inside its own process would give it away.
+    The ids come from file names, because opening and closing a lock file would release this
+    process's own lock.
     """
     names = [path.name.partition("-")[0] for path in (folder / "leases").glob("*-*")]
     return sorted({int(name) for name in names if name.isdecimal()})
 
 
 class _Ticker:
-    """Says what is going on while nothing else does: in a terminal by the second."""
+    """Shows on stderr what a process waits for: continuously in a terminal, rarely in a log."""
 
-    def __init__(self, what: str) -> None:
-        self.what, self.begin = what, time.monotonic()
-        self.visible, self.told, self.told_at = sys.stderr.isatty(), "", -QUIET
-        # In a log, one line: what is rewritten there would stand as many.
+    def __init__(self, label: str) -> None:
+        self.label, self.begin = label, time.monotonic()
+        self.visible, self.reason, self.printed_at = sys.stderr.isatty(), "", -QUIET
+        # A log gets one line, because each rewrite of a line would appear as a further line.
         if not self.visible:
-            print(what, end=" … ", file=sys.stderr, flush=True)
+            print(label, end=" … ", file=sys.stderr, flush=True)
 
     def tick(self, waits_for: str = "") -> None:
         now = time.monotonic()
-        # Estimates change by the second; a log is to be read.
-        if waits_for != self.told and now - self.told_at > (1 if self.visible else QUIET):
-            self.told, self.told_at = waits_for, now
-            print(f"\n{waits_for or 'it goes on'}", end=" … ", file=sys.stderr, flush=True)
+        # Slurm's estimate of a job's start changes often, which would fill a log.
+        if waits_for != self.reason and now - self.printed_at > (1 if self.visible else QUIET):
+            self.reason, self.printed_at = waits_for, now
+            print(f"\n{waits_for or 'the start continues'}", end=" … ", file=sys.stderr, flush=True)
         if self.visible:
             seconds = time.monotonic() - self.begin
-            print(f"\r{self.what} … {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+            print(f"\r{self.label} … {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
 
     def done(self) -> None:
         seconds = time.monotonic() - self.begin
-        lead = f"\r{self.what} … " if self.visible else ""
+        lead = f"\r{self.label} … " if self.visible else ""
         print(f"{lead}ready after {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
 def last_line(path: Path) -> str:
-    """What a log ends with."""
+    """Return the last line of a log that is not blank; "no output" if there is none."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

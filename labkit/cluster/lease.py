@@ -1,8 +1,8 @@
-"""Leases: a cluster lives as long as a process holds one, and a lease dies with its process.
+"""Leases of clusters: a cluster lives as long as a process holds a lease on it.
 
-A lease is a lock on a file. The operating system takes the lock away when its holder ends,
-however it ends, and keeps it while the holder is busy, stopped or asleep, so no clock and no
-heartbeat can be wrong about it.
+A lease is a lock on a file. The operating system releases the lock when its holder exits, even by a
+crash, and keeps it while the holder is busy, stopped or asleep. Leases are therefore more reliable
+than timeouts and heartbeats.
 """
 
 from __future__ import annotations
@@ -18,40 +18,42 @@ from pathlib import Path
 from typing import ClassVar
 
 from labkit.common.lock import KEEPER as KEEPER
-from labkit.common.lock import LOOK_EVERY as LOOK_EVERY
+from labkit.common.lock import POLL_INTERVAL as POLL_INTERVAL
 from labkit.common.lock import Lock as Lock
 from labkit.common.paths import runtime_folder
 
-HOLD = "LABKIT_HOLD"  # names the file of a Hold
-WARM = "warm"  # in place of a process: whose lease the first who comes ends
+HOLD = "LABKIT_HOLD"  # environment variable with the path of a sweep's Hold
+WARM = "warm"  # replaces the pid in the name of the lease that keeps warm engines
 
 
 class Lease(Lock):
     """This process's claim on a cluster.
 
     Args:
-        folder: of the cluster.
-        who: claims it; default: the number of this process.
+        folder: Folder of the cluster.
+        who: Name of the holder for the lease file's name; default: the id of this process.
     """
 
     def __init__(self, folder: Path, who: str = "") -> None:
         name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
-        # It appears among the leases when it is held: the keeper takes away those that are not.
+        # The file moves to the leases after its lock is held, because the keeper removes unlocked
+        # lease files.
         (folder / "leases").mkdir(exist_ok=True)
         self.path = self.path.rename(folder / "leases" / name)
 
     def release(self) -> None:
-        """End the claim; the cluster ends with the last one."""
+        """Release the lease; the cluster ends when no lease is left."""
         self.path.unlink(missing_ok=True)
         super().release()
 
 
 class Hold(Lock):
-    """A claim on each cluster that is started under `HOLD=<its path>`: a sweep keeps them warm.
+    """A sweep's claim on all clusters that its notebook runs start with `HOLD=<its path>`.
 
-    The clusters' own folders get further names of this file, and a lock is on the file.
+    Each cluster's folder gets a hard link to the Hold's file. All links share one lock, because a
+    lock belongs to the file.
     """
 
     def __init__(self) -> None:
@@ -59,51 +61,53 @@ class Hold(Lock):
         self.acquire()
 
 
-def hold(folder: Path) -> None:
-    """Let the Hold of this process's environment, if there is one, claim this cluster, too."""
+def link_hold(folder: Path) -> None:
+    """Link the Hold of this process's environment, if any, to the leases of this cluster."""
     if path := os.environ.get(HOLD):
-        # There already: another process has done it. Gone: its sweep has ended, as this one will.
+        # The link may exist already. If the sweep has ended, this process will end soon, too.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(path, folder / "leases" / Path(path).name)
 
 
 def is_wanted(folder: Path) -> bool:
-    """Whether another process holds a lease on the cluster of this folder."""
+    """Return whether another process holds a lease on this folder's cluster."""
     for path in (folder / "leases").glob("*"):
         if is_held(path):
             return True
-        # Nobody holds it: its process has ended without saying so.
+        # The lock is free, so the holder has exited without releasing its lease.
         path.unlink(missing_ok=True)
     return False
 
 
-def take(folder: Path) -> None:
-    """End the claim of who keeps this cluster warm, if one does: it is the caller's from now on.
+def release_warm_lease(folder: Path) -> None:
+    """End the lease of the process that keeps a cluster warm, so that the caller owns the cluster.
 
-    By its name, under the start lock: it is taken once, and ends with who has taken it.
+    The caller must hold the start lock, so that only one process claims the cluster.
     """
     for path in (folder / "leases").glob(f"{WARM}-*"):
         path.unlink(missing_ok=True)
 
 
 class Turn:
-    """The use of a cluster's ranks, which one call has at a time; made when it is this one's.
+    """The exclusive use of a cluster's ranks by one call; the constructor waits for its turn.
 
-    A lock on a file knows processes alone, and is lost when its process closes the file a second
-    time: the threads and calls of this one take turns before that.
+    A file lock cannot separate threads of one process, and a thread that closes the file would
+    release another thread's lock. Threads of this process therefore wait for a thread lock first.
     """
 
-    _here: ClassVar[dict[Path, threading.Lock]] = {}
+    _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
 
     def __init__(self, folder: Path) -> None:
-        # One lock a folder: several Cluster objects of a process may be of the same cluster.
-        self._own = self._here.setdefault(folder, threading.Lock())
-        if not self._own.acquire(blocking=False):
-            print("waiting for the ranks, which work for another call", file=sys.stderr, flush=True)
-            self._own.acquire()
+        # The thread lock belongs to the folder, because several Cluster objects may use one
+        # cluster.
+        self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
+        if not self._thread_lock.acquire(blocking=False):
+            print("waiting for the ranks, which serve another call", file=sys.stderr, flush=True)
+            self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # Who waits stands at the door: who has the ranks and asks again comes behind.
+            # The second lock makes the queue fair, because a process that has used the ranks must
+            # queue again.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:
@@ -111,14 +115,14 @@ class Turn:
             raise
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Let the next call use the ranks."""
         self._lock.release()
-        self._own.release()
+        self._thread_lock.release()
 
 
 @contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold a lock for the length of a block, waiting for it; say so where that may take long."""
+    """Hold the lock on a file inside a block; print `waiting` if another process holds it."""
     lock = Lock(path)
     if not lock.acquire():
         if waiting:
@@ -131,7 +135,7 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether another process holds the lock on this file."""
+    """Return whether another process holds the lock on this file."""
     lock = Lock(path)
     try:
         return lock.is_held()
@@ -140,13 +144,13 @@ def is_held(path: Path) -> bool:
 
 
 def wait_until_free(path: Path, seconds: float) -> bool:
-    """Wait until nobody holds the lock; False when that takes longer."""
+    """Wait until a file's lock is free, at most `seconds`; return whether it is free."""
     lock, end = Lock(path), time.monotonic() + seconds
     try:
         while lock.is_held():
             if time.monotonic() > end:
                 return False
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         return True
     finally:
         lock.release()

@@ -1,4 +1,4 @@
-"""Sockets on which processes of this machine listen, and how those of a child move to loopback."""
+"""Listening TCP sockets of processes; those of a child process can be rebound to loopback."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import psutil
 from labkit.common.errors import LabkitError
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-_PIDFD_GETFD = 438  # its number on every architecture that Linux has now, see pidfd_getfd(2)
-_ATTACH_FILTER = 26  # see socket(7)
-_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # the one instruction of a filter that accepts 0 bytes
-_LOOK = 5e-3  # seconds between two looks at a child
-_STOP = 1.0  # seconds that all threads of a process get to stop
+_PIDFD_GETFD = 438  # system call number on all architectures, see pidfd_getfd(2)
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, see socket(7)
+_DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # a BPF program whose one instruction drops each packet
+_LOOK = 5e-3  # seconds between two polls of a child process
+_STOP = 1.0  # maximum seconds to wait until all threads of a process have stopped
 
 
 class Listener(NamedTuple):
     """A TCP socket on which a process listens.
 
     Attributes:
-        descriptor: its number in the process.
-        address, port: at which others reach it.
+        descriptor: File descriptor in the process.
+        address, port: Local address and port of the socket.
     """
 
     descriptor: int
@@ -39,14 +39,14 @@ class Listener(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether processes of this machine alone reach it."""
+        """Whether only processes of this machine can reach the socket."""
         address = ipaddress.ip_address(self.address)
         mapped = getattr(address, "ipv4_mapped", None)
         return bool((mapped or address).is_loopback)
 
 
 def listeners(process: psutil.Process) -> list[Listener]:
-    """All of a process, in the network namespace that it is in."""
+    """Return all listening TCP sockets of a process."""
     return [
         Listener(connection.fd, connection.laddr.ip, connection.laddr.port)
         for connection in process.net_connections("tcp")
@@ -54,28 +54,30 @@ def listeners(process: psutil.Process) -> list[Listener]:
     ]
 
 
-def exposed(process: psutil.Process) -> list[Listener]:
-    """Those that other machines may reach."""
+def exposed_listeners(process: psutil.Process) -> list[Listener]:
+    """Return the listening sockets of a process that other machines can reach."""
     return [listener for listener in listeners(process) if not listener.is_local]
 
 
-def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) -> bool:
-    """Bind the listeners of a child to loopback, at their ports, while all its threads stand still.
+def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool = False) -> bool:
+    """Rebind a child's exposed listening sockets to loopback, at the same ports.
 
-    Return whether there were any.
-
-    A program that binds to every interface, as Open MPI's daemon does, knows no option for that.
+    Some programs, such as Open MPI's daemon, listen on every interface and have no option to
+    restrict it. The child is stopped meanwhile.
 
     Args:
-        process: the child.
-        patience: seconds in which it may begin to listen.
-        deaf: nobody reaches these sockets any more, other users of this machine neither.
+        process: The child process.
+        patience: Maximum seconds to wait for the child's first listening socket.
+        drop_packets: Whether the sockets drop all packets, even packets from this machine.
+
+    Returns:
+        Whether there was any socket to rebind.
 
     Raises:
-        LabkitError: the system does not let this process do so.
+        LabkitError: The operating system does not permit the change.
     """
     end = time.monotonic() + patience
-    while not exposed(process):
+    while not exposed_listeners(process):
         if time.monotonic() >= end:
             return False
         time.sleep(_LOOK)
@@ -83,12 +85,12 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
         with _stopped(process):
             handle = os.pidfd_open(process.pid)
             try:
-                for listener in exposed(process):
-                    _rebind(handle, listener, deaf)
+                for listener in exposed_listeners(process):
+                    _rebind(handle, listener, drop_packets)
             finally:
                 os.close(handle)
         return True
-    except (AttributeError, OSError) as error:  # another system than Linux has no `pidfd_open`
+    except (AttributeError, OSError) as error:  # `pidfd_open` exists only on Linux
         raise LabkitError(
             f"the sockets of process {process.pid} cannot be bound: {error}"
         ) from None
@@ -96,7 +98,7 @@ def confine(process: psutil.Process, patience: float = 0.0, deaf: bool = False) 
 
 @contextmanager
 def _stopped(process: psutil.Process) -> Iterator[None]:
-    """Let a process stand still: a thread that saw its socket closed would report a failure."""
+    """Keep a process stopped in this block; its threads could fail while their sockets change."""
     process.suspend()
     try:
         end = time.monotonic() + _STOP
@@ -108,27 +110,28 @@ def _stopped(process: psutil.Process) -> Iterator[None]:
 
 
 def _is_still(pid: int) -> bool:
-    """Whether every thread of a process is stopped."""
+    """Return whether every thread of a process is stopped."""
     tasks = Path(f"/proc/{pid}/task")
     states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()]
     return all(state in "Tt" for state in states)
 
 
-def _rebind(handle: int, listener: Listener, deaf: bool) -> None:
-    """Take a listening socket back to its beginning, and let it listen on loopback.
+def _rebind(handle: int, listener: Listener, drop_packets: bool) -> None:
+    """Reset a listening socket and let it listen on loopback.
 
-    Linux gives a socket that stops listening its address back; both processes share the socket.
-    A closed socket would wake its owner again and again; of a deaf one the kernel drops all that
-    comes.
+    On Linux, `shutdown` unbinds a listening socket, and this process shares the socket with its
+    owner. The socket is not closed, because a closed socket would wake its owner repeatedly.
     """
-    own = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, listener.descriptor, 0)
-    if own < 0:
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(
+        _PIDFD_GETFD, handle, listener.descriptor, 0
+    )
+    if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with socket.socket(fileno=own) as shared:
+    with socket.socket(fileno=descriptor) as shared:
         shared.shutdown(socket.SHUT_RDWR)
-        if deaf:
+        if drop_packets:
             program = ctypes.create_string_buffer(_DROP)
-            told = struct.pack("HP", 1, ctypes.addressof(program))
-            shared.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, told)
+            argument = struct.pack("HP", 1, ctypes.addressof(program))
+            shared.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, argument)
         shared.bind((LOOPBACK[shared.family], listener.port))
         shared.listen(socket.SOMAXCONN)

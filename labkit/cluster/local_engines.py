@@ -1,4 +1,4 @@
-"""Engines that this machine keeps: started by whoever comes first, ended with the last lease."""
+"""Engines of this machine's clusters: the first user starts them; they end with the last lease."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from labkit.cluster import launch
-from labkit.cluster.lease import Lease, hold, locked, take, wait_until_free
+from labkit.cluster.lease import Lease, link_hold, locked, release_warm_lease, wait_until_free
 from labkit.cluster.start import Start
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 from labkit.records.endings import End
 
-Connection: TypeAlias = dict[str, Any]  # what a client must know, keys included
-ATTACH = "attach.json"  # in a cluster's folder
+Connection: TypeAlias = dict[str, Any]  # ipyparallel's connection info, including keys
+ATTACH = "attach.json"  # file in a cluster's folder
 
 
 class LocalEngines:
-    """The engines of one cluster, of which this process may hold a lease.
+    """The engines of one cluster, on which this process may hold a lease.
 
     Args:
-        folder: where the cluster's files are.
-        name: of the cluster.
-        how: how they start.
-        oversubscribe: start more of them than this machine has cores or free memory for.
+        folder: Folder with the cluster's files.
+        name: Name of the cluster.
+        how: Launch options of the ranks.
+        oversubscribe: Whether to start more ranks than the cores or the free memory allow.
     """
 
     def __init__(self, folder: Path, name: str, how: Start, oversubscribe: bool = False) -> None:
@@ -36,21 +36,23 @@ class LocalEngines:
         self._lease: Lease | None = None
 
     def start(self) -> Connection:
-        """Take a lease, and start the engines where they are not up; how to connect.
+        """Acquire a lease, start the engines if they are not up, and return the connection.
 
         Raises:
-            InvalidInput: this machine is too small for them, or they would be open to others.
-            LabkitError: they did not start.
+            InvalidInput: The machine is too small, or the network is not trusted.
+            LabkitError: The engines did not start.
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
-        # One at a time: two who find no engines would both start some.
+        # The start lock is needed, because two processes that find no engines would both start
+        # some.
         with locked(self.folder / "start.lock", f"cluster {self.name} is being started or ended"):
-            # Before the engines are looked for: a keeper that is about to end sees it, and stays.
+            # The lease is acquired before the check, so that a keeper that is about to end sees the
+            # lease.
             self._lease = Lease(self.folder)
-            hold(self.folder)
-            take(self.folder)
+            link_hold(self.folder)
+            release_warm_lease(self.folder)
             if self.how_ended() is not None:
-                # Once: a run whose engines have ended goes on, however busy the machine is.
+                # Capacity is checked only once, because a restart must not fail on a busy machine.
                 if not self._fits:
                     check_ranks(self.how.ranks_here, self.oversubscribe)
                 self.how.check_hosts()
@@ -58,40 +60,40 @@ class LocalEngines:
             self._fits = True
         return self._connection()
 
-    def let_go(self) -> None:
-        """Give the lease back; the engines end with the last one."""
+    def release(self) -> None:
+        """Release the lease; the engines end when no lease is left."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
     def end(self) -> None:
-        """End the engines for all who use them."""
+        """End the engines for all their users."""
         pid = self.state()["pid"]
         if pid is not None and self.how_ended() is None:
             os.kill(pid, signal.SIGTERM)
-            # The next start wants the keeper's place, and its lock is the last that it gives up.
+            # The keeper releases its lock last, and the next start needs the lock.
             wait_until_free(self.folder / "keeper.lock", 90)
 
-    def state(self) -> launch.State:
-        """What the keeper says."""
+    def state(self) -> launch.ClusterState:
+        """Return the cluster's state as its keeper process has written it."""
         return launch.state(self.folder)
 
     def how_ended(self) -> End | None:
-        """How they have ended; None while they are up."""
+        """Return how the engines have ended, or None while they are up."""
         return launch.end(self.folder)
 
     def attach_file(self) -> Path:
-        """Write what another machine needs to use them.
+        """Write the file by which another machine attaches to the cluster, and return its path.
 
         Raises:
-            LabkitError: it could not, as they listen to this machine alone.
+            LabkitError: The engines listen on loopback only.
         """
         if self.how.is_local:
             raise LabkitError(
-                "a cluster of this machine listens on loopback: no other machine reaches it; "
-                "start it on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
+                "a cluster of this machine listens on loopback, so no other machine reaches it; "
+                "start one on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
             )
-        told = {
+        record = {
             "name": self.name,
             "how": self.how.to_json(),
             "state": self.state(),
@@ -99,9 +101,9 @@ class LocalEngines:
             "fingerprint": fingerprint(),
         }
         path = self.folder / ATTACH
-        # Nobody else may read it at any moment: keys are in it.
+        # The file is private from its creation on, because other users must not read its keys.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(told, file)
+            json.dump(record, file)
         return path
 
     def _connection(self) -> Connection:

@@ -1,4 +1,4 @@
-"""%%ranks: a cell on all ranks that ends when one of them fails, and says where the others were."""
+"""The cell magic %%ranks, which runs a cell on all ranks and ends it when one rank fails."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from labkit.cluster.calls import LOOK_EVERY, CallRequest, RankError, Ranks
+from labkit.cluster.calls import POLL_INTERVAL, ClusterProtocol, PendingCalls, RankError
 from labkit.cluster.lease import Turn
-from labkit.cluster.stack_probe import ask
+from labkit.cluster.stack_probe import request_locations
 from labkit.common.errors import InvalidInput, gist
 from labkit.communicator.clock import WALL
-from labkit.communicator.process_inspector import look
+from labkit.communicator.process_inspector import inspect_processes
 from labkit.communicator.status_table import ENDED
-from labkit.records.endings import ASKS, End
+from labkit.records.endings import STOP_SIGNALS, End
 
-ASK_EVERY = 1.0  # seconds after which a rank is asked again where it is
-TRIES = 3  # times that engines whose ranks die before a cell begins start anew
-GRACE = 0.5  # seconds in which other ranks may fail by themselves, of the same error
+ASK_EVERY = 1.0  # seconds between two requests for the current call of a rank
+TRIES = 3  # maximum number of restarts if ranks die before a cell begins
+GRACE = 0.5  # seconds to wait for other ranks that may fail with the same error
 
 
 class CellFailed(RankError):
-    """A cell of `%%ranks` failed on a rank; its traceback has been shown by then."""
+    """Raised when a cell of `%%ranks` has failed on a rank, after the traceback was shown."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of labkit's own frames."""
+        """Return one line, which IPython shows instead of a traceback through labkit's code."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class DeathInCell(CellFailed):
-    """The process of a rank has ended in a cell."""
+    """Raised when the process of a rank died during a cell."""
 
 
-def register(cluster: Ranks) -> None:
-    """Let `%%ranks` in this IPython run its cells on these ranks, beside ipyparallel's `%%px`."""
+def register(cluster: ClusterProtocol) -> None:
+    """Register the magic `%%ranks` in this IPython, for these ranks."""
     from IPython import get_ipython
 
     def ranks(line: str, cell: str) -> None:
-        """Run the cell on all ranks; end it as soon as one fails, and say where the others are.
+        """Run the cell on all ranks; end it at the first failure, and show where other ranks are.
 
-        With `retries=2` it runs again, up to so often, on engines that start anew after a death.
+        With `retries=2` the cell runs again up to two times after the death of a rank.
         """
         retries = retries_of(line)
         if not cluster.connected:
-            raise InvalidInput(f"cluster {cluster.name!r} is closed; make a lk.Cluster again")
+            raise InvalidInput(f"cluster {cluster.name!r} is closed; create a new lk.Cluster")
         run_cell(cluster, cell, retries)
 
     get_ipython().register_magic_function(ranks, "cell", "ranks")
 
 
 def retries_of(line: str) -> int:
-    """How often the line of a cell allows to run it again.
+    """Return how often a cell may run again, from the options in its first line.
 
     >>> retries_of(""), retries_of("retries=2")
     (0, 2)
@@ -63,128 +63,131 @@ def retries_of(line: str) -> int:
     name, _, number = line.strip().partition("=")
     if name != "retries" or not number.isdecimal():
         raise InvalidInput(
-            f"%%ranks {line.strip()}: it runs on all ranks, and takes retries=2 or the like alone: "
-            "how often the cell may run again where a rank has died"
+            f"%%ranks {line.strip()}: the only option is retries=2 or another number: "
+            "how often the cell may run again after the death of a rank"
         )
     return int(number)
 
 
-def run_cell(cluster: Ranks, source: str, retries: int = 0) -> None:
-    """Run source on all ranks, in the namespace of `%%px`, and show what each says, in rank order.
+def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
+    """Run source on all ranks, in the namespace of `%%px`, and show the outputs in rank order.
 
-    When a rank raises, its traceback is shown at once, and for the ranks that have not ended the
-    call in which they are. These are interrupted; where one does not come back, such as from a
-    call that blocks inside MPI, the engines start anew, with what cells have defined on the others.
-    A cell that runs for longer than the cluster's limit goes on, and says where its ranks are.
-    An interrupt of the cell ends it on the ranks in the same way. So does the death of a rank: all
-    engines start anew, with what cells have defined on those that live. What the cell has done by
-    then may not be done twice, so that it runs again on request alone.
+    When a rank raises an exception, its traceback is shown at once, with the current call of each
+    rank that is still running. The running ranks are interrupted. If a rank does not return, for
+    example from a blocking MPI call, the engines restart and keep the variables of the other ranks.
+
+    A cell that exceeds the cluster's timeout continues, and the current calls of its ranks are
+    shown. An interrupt of the cell ends the cell on all ranks in the same way. After the death of a
+    rank all engines restart and keep the variables of the surviving ranks. The cell runs again only
+    if `retries` allows it, because a repetition of its side effects may be wrong.
 
     Args:
-        cluster: of the ranks.
-        source: of the cell.
-        retries: how often it may run again where a rank has died.
+        cluster: Cluster of the ranks.
+        source: Source of the cell.
+        retries: How often the cell may run again after the death of a rank.
 
     Raises:
-        CellFailed: a rank failed, or the engines ended.
+        CellFailed: A rank failed, or the engines ended.
     """
     turn = Turn(cluster.folder)
     try:
-        for left in reversed(range(retries + 1)):
+        for remaining in reversed(range(retries + 1)):
             try:
                 return _Cell(cluster, source).run()
             except DeathInCell as error:
-                if not left:
+                if not remaining:
                     raise
-                _say(f"rank {error.rank} died: the cell runs again")
+                _print(f"rank {error.rank} died: the cell runs again")
     finally:
         turn.release()
 
 
-class _Cell(CallRequest):
-    """One cell while the ranks run it."""
+class _Cell(PendingCalls):
+    """One run of a cell on the ranks."""
 
-    def __init__(self, cluster: Ranks, source: str) -> None:
+    def __init__(self, cluster: ClusterProtocol, source: str) -> None:
         self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
-        self._places: dict[int, tuple[str | None, float]] = {}  # and since when
-        self._begun = self._asked_at = time.monotonic()
-        self._told = False
+        self._locations: dict[int, tuple[str | None, float]] = {}  # call, and when it began
+        self._started_at = self._asked_at = time.monotonic()
+        self._warned = False
 
     def dead(self) -> set[int]:
-        """Nobody once all have done their parts: a death behind these is the next cell's."""
+        """Return the dead ranks; none if all ranks have completed the cell before."""
         return set() if self._is_done() else super().dead()
 
     def _is_done(self) -> bool:
-        """Whether all ranks have done their parts of the cell."""
+        """Return whether all ranks have completed the cell."""
         return all(call.ready() and call.successful() for call in self._calls)
 
     def run(self) -> None:
-        """Wait for the ranks, or for the first that fails."""
+        """Wait until all ranks have ended the cell or a rank has failed; show the output."""
         try:
             self._watch()
         except KeyboardInterrupt:
             self._end()
             raise
         if dead := sorted(self.dead()):
-            who = ", ".join(map(str, dead))
-            _say(f"rank {who} failed: {ENDED}")
-            told = "; ".join([f"rank {who} failed: {ENDED}", *self._end(dead)])
-            raise DeathInCell(f"{told}; the engines start anew", dead[0])
+            numbers = ", ".join(map(str, dead))
+            _print(f"rank {numbers} failed: {ENDED}")
+            message = "; ".join([f"rank {numbers} failed: {ENDED}", *self._end(dead)])
+            raise DeathInCell(f"{message}; the engines restart", dead[0])
         first = self.first_failure()
         if first is None:
             return self._show()
         name, value, traceback = self.failure(first)
-        _say(f"rank {first} failed:\n{traceback or value}")
+        _print(f"rank {first} failed:\n{traceback or value}")
         self.wait(GRACE)
-        told = "; ".join([f"rank {first} failed: {name}: {gist(value)}", *self._end()])
-        raise CellFailed(told, first, traceback)
+        message = "; ".join([f"rank {first} failed: {name}: {gist(value)}", *self._end()])
+        raise CellFailed(message, first, traceback)
 
     def _watch(self) -> None:
         while self.running() and self.first_failure() is None and not self.dead():
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             if time.monotonic() - self._asked_at > ASK_EVERY:
-                self._ask()
-            if not self._told and self._asked_at - self._begun > self._cluster.limit:
-                self._told = True
-                _say("\n".join(self._where(rank) for rank in self.running()))
+                self._update_locations()
+            if not self._warned and self._asked_at - self._started_at > self._cluster.timeout:
+                self._warned = True
+                _print("\n".join(self._location(rank) for rank in self.running()))
             if not self._is_done() and (how := self.why_ended()) is not None:
                 lost = how.rank is not None and self._cluster.how.fault_tolerant
-                kind = DeathInCell if lost and how.signal not in ASKS else CellFailed
+                kind = DeathInCell if lost and how.signal not in STOP_SIGNALS else CellFailed
                 raise kind(f"the engines ended: {how.message}", how.rank, signal=how.signal)
 
-    def _ask(self) -> None:
-        """Ask the ranks that run where they are, and keep since when they are there."""
+    def _update_locations(self) -> None:
+        """Ask the running ranks for their current calls, and record when each call began."""
         ranks, now = self.running(), time.monotonic()
-        told: list[str | None] = [None] * len(ranks)
+        calls: list[str | None] = [None] * len(ranks)
         if self._cluster.how.is_local:
-            told = ask(self._cluster.folder, [self._processes[rank] for rank in ranks])
-        for rank, place in zip(ranks, told, strict=True):
-            before, since = self._places.get(rank, ("", now))
-            self._places[rank] = place, since if place == before else now
+            calls = request_locations(
+                self._cluster.folder, [self._processes[rank] for rank in ranks]
+            )
+        for rank, call in zip(ranks, calls, strict=True):
+            before, since = self._locations.get(rank, ("", now))
+            self._locations[rank] = call, since if call == before else now
         self._asked_at = now
 
     def _end(self, dead: Sequence[int] = ()) -> list[str]:
-        """End the cell on all ranks and show what they said; where the others were, in words."""
+        """End the cell on all ranks, show their output, and return the calls of running ranks."""
         stuck = self.running()
-        where: list[str] = []
+        locations: list[str] = []
         if stuck:
-            self._ask()
-            where = [self._where(rank) for rank in stuck]
-            _say("\n".join(where))
+            self._update_locations()
+            locations = [self._location(rank) for rank in stuck]
+            _print("\n".join(locations))
             self._interrupt(stuck)
             self.wait(self.grace)
         self._show()
         if lost := self.running():
-            _say(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
+            _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            _ = self._cluster.client  # %%px, too, finds ranks in the next cell
-        return where
+            _ = self._cluster.client  # restarts the engines at once, because %%px would not
+        return locations
 
     def _interrupt(self, ranks: Sequence[int]) -> None:
-        # By signal, not by message: an engine in a cell reads none.
+        # A signal is needed, because an engine that executes a cell reads no messages.
         if not self._cluster.how.is_local:
             engines = [self._cluster.engines[rank] for rank in ranks]
             self._cluster.client.send_signal(signal.SIGINT, engines, block=False)
@@ -193,47 +196,48 @@ class _Cell(CallRequest):
             with suppress(ProcessLookupError):
                 os.kill(self._processes[rank], signal.SIGINT)
 
-    def _where(self, rank: int) -> str:
-        place, since = self._places[rank]
+    def _location(self, rank: int) -> str:
+        call, since = self._locations[rank]
         if not self._cluster.how.is_local:
             host = self._cluster.state()["hosts"][rank]
             return f"rank {rank} on host {host} is still in the cell"
-        if place is None:
-            (process_snapshot,) = look([self._processes[rank]], WALL)
-            return f"rank {rank} lets no other thread run, and is {process_snapshot}"
+        if call is None:
+            (process_snapshot,) = inspect_processes([self._processes[rank]], WALL)
+            return f"rank {rank} holds the GIL, and is {process_snapshot}"
         seconds = time.monotonic() - since
-        return f"rank {rank} waits in {place}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
+        return f"rank {rank} waits in {call}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
 
     def _show(self) -> None:
-        """What the ranks have printed and displayed, in rank order."""
+        """Show the output of the ranks in rank order."""
         from IPython.display import display
 
         for rank, call in enumerate(self._calls):
             if call.ready():
-                # A result may arrive before what the cell has printed: they take different sockets.
+                # Results and output use different sockets, so the output may arrive after the
+                # result.
                 call.wait_for_output(self.grace)
-            said = call.metadata
-            shown = [*said["outputs"], *filter(None, [said["execute_result"]])]
-            if said["stdout"] or said["stderr"] or shown:
+            output = call.metadata
+            displayed = [*output["outputs"], *filter(None, [output["execute_result"]])]
+            if output["stdout"] or output["stderr"] or displayed:
                 print(f"[rank {rank}]")
-            print(said["stdout"], end="", flush=True)
-            print(said["stderr"], end="", file=sys.stderr, flush=True)
-            for each in shown:
-                display(each["data"], metadata=each["metadata"], raw=True)
+            print(output["stdout"], end="", flush=True)
+            print(output["stderr"], end="", file=sys.stderr, flush=True)
+            for item in displayed:
+                display(item["data"], metadata=item["metadata"], raw=True)
 
 
-def _processes(cluster: Ranks) -> list[int]:
-    """Of the ranks; where one has died since the last cell, all engines start anew first."""
+def _processes(cluster: ClusterProtocol) -> list[int]:
+    """Return the pids of the ranks; if an engine has died before, restart all engines first."""
     last = End()
     for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines
         calls = [client[e].apply_async(os.getpid) for e in engines]
-        call_request = CallRequest(cluster, calls)
-        call_request.wait(cluster.limit)
-        if dead := sorted(call_request.dead()):
+        pending = PendingCalls(cluster, calls)
+        pending.wait(cluster.timeout)
+        if dead := sorted(pending.dead()):
             last = End(f"rank {', '.join(map(str, dead))} failed: {ENDED}", dead[0])
             cluster.rebuild(dead)
-        elif (how := call_request.why_ended()) is not None:
+        elif (how := pending.why_ended()) is not None:
             last = how
         else:
             return [call.get() for call in calls]
@@ -241,10 +245,10 @@ def _processes(cluster: Ranks) -> list[int]:
 
 
 _LOST = (
-    "rank {ranks} did not come back within {seconds:.0f} s: a call that blocks inside MPI cannot "
-    "be interrupted. The engines start anew."
+    "rank {ranks} did not return within {seconds:.0f} s: a call that blocks inside MPI cannot "
+    "be interrupted. The engines restart."
 )
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

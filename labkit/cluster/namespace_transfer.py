@@ -1,4 +1,4 @@
-"""What cells have defined on engines, carried over when these start anew."""
+"""Transfer of the variables that cells have defined on engines to restarted engines."""
 
 from __future__ import annotations
 
@@ -9,124 +9,135 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-MOST = 2**28  # bytes of one rank; more would hold up the controller, through which they go
-LOOK_EVERY = 0.05  # seconds
+MOST = 2**28  # maximum bytes of one rank; more would block the controller, which forwards them
+POLL_INTERVAL = 0.05  # seconds
 
-Values: TypeAlias = dict[str, bytes]  # pickled, by name
+Values: TypeAlias = dict[str, bytes]  # pickled values by name
 
 
-class Carried(NamedTuple):
-    """Variables of ranks that still answer, and the names of those that are lost, by rank."""
+class CellVariables(NamedTuple):
+    """Saved variables of ranks that still answer, and names of lost variables, by rank."""
 
     values: Mapping[int, Values]
     lost: Mapping[int, list[str]]
 
     @property
     def sentence(self) -> str:
-        """What is kept and what is lost, in words; "" where cells have defined nothing."""
+        """Text that lists the kept and the lost variables; "" if cells have defined none."""
         names: dict[str, list[int]] = {}
         for rank, values in self.values.items():
             for name in values:
                 names.setdefault(name, []).append(rank)
-        told = [_told(names, "kept")]
+        parts = [_listed(names, "kept")]
         names = {}
         for rank, lost in self.lost.items():
             for name in lost:
                 names.setdefault(name, []).append(rank)
-        told.append(_told(names, "lost"))
-        return "; ".join(filter(None, told))
+        parts.append(_listed(names, "lost"))
+        return "; ".join(filter(None, parts))
 
 
-def take(
+def save_variables(
     client: ipyparallel.Client, engines: Mapping[int, int], stuck: list[int], seconds: float
-) -> Carried:
-    """What cells have defined on the ranks that are not stuck.
+) -> CellVariables:
+    """Return the variables that cells have defined on the ranks that are not stuck.
 
     Args:
-        client: of the cluster.
-        engines: the engine of each rank.
-        stuck: ranks that do not answer: theirs are lost, by the names that others have.
-        seconds: that the others get.
+        client: Client of the cluster.
+        engines: Engine id of each rank.
+        stuck: Ranks that do not answer; all variables of the other ranks count as lost on these
+            ranks.
+        seconds: Maximum seconds to wait for the other ranks.
     """
-    asked = {r: client[e].apply_async(_pack, MOST) for r, e in engines.items() if r not in stuck}
+    calls = {r: client[e].apply_async(_pack, MOST) for r, e in engines.items() if r not in stuck}
     end = time.monotonic() + seconds
-    while not all(call.ready() for call in asked.values()) and time.monotonic() < end:
-        time.sleep(LOOK_EVERY)
-    told = {rank: call.get() for rank, call in asked.items() if call.ready() and call.successful()}
-    values = {rank: found for rank, (found, _) in told.items()}
-    lost = {rank: names for rank, (_, names) in told.items()}
-    known = sorted({name for found, names in told.values() for name in (*found, *names)})
-    return Carried(values, lost | {rank: known for rank in engines if rank not in told})
-
-
-def give(client: ipyparallel.Client, engines: Mapping[int, int], carried: Carried) -> Carried:
-    """Define the same on new engines; what of it could be defined there."""
-    asked = {rank: client[engines[rank]].apply_async(_unpack, own) for rank, own in _some(carried)}
-    failed = {rank: call.get() for rank, call in asked.items()}
-    values = {
-        rank: {name: value for name, value in own.items() if name not in failed.get(rank, [])}
-        for rank, own in carried.values.items()
+    while not all(call.ready() for call in calls.values()) and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)
+    replies = {
+        rank: call.get() for rank, call in calls.items() if call.ready() and call.successful()
     }
-    lost = {rank: [*names, *failed.get(rank, [])] for rank, names in carried.lost.items()}
-    return Carried(values, lost)
+    values = {rank: packed for rank, (packed, _) in replies.items()}
+    lost = {rank: names for rank, (_, names) in replies.items()}
+    all_names = sorted({name for packed, names in replies.values() for name in (*packed, *names)})
+    return CellVariables(
+        values, lost | {rank: all_names for rank in engines if rank not in replies}
+    )
 
 
-def _some(carried: Carried) -> list[tuple[int, Values]]:
-    return [(rank, own) for rank, own in carried.values.items() if own]
+def restore_variables(
+    client: ipyparallel.Client, engines: Mapping[int, int], saved: CellVariables
+) -> CellVariables:
+    """Define the variables on new engines, and return which were restored and which were lost."""
+    calls = {
+        rank: client[engines[rank]].apply_async(_unpack, values)
+        for rank, values in _non_empty(saved)
+    }
+    failed = {rank: call.get() for rank, call in calls.items()}
+    values = {
+        rank: {name: value for name, value in packed.items() if name not in failed.get(rank, [])}
+        for rank, packed in saved.values.items()
+    }
+    lost = {rank: [*names, *failed.get(rank, [])] for rank, names in saved.lost.items()}
+    return CellVariables(values, lost)
 
 
-def _told(names: Mapping[str, list[int]], what: str) -> str:
+def _non_empty(saved: CellVariables) -> list[tuple[int, Values]]:
+    return [(rank, values) for rank, values in saved.values.items() if values]
+
+
+def _listed(names: Mapping[str, list[int]], what: str) -> str:
     words = [f"{name} (rank {', '.join(map(str, ranks))})" for name, ranks in sorted(names.items())]
     return f"{what}: {', '.join(words)}" if words else ""
 
 
-def _pack(most: int) -> tuple[Values, list[str]]:
-    """What cells have defined here, pickled, and the names of what cannot travel."""
+def _pack(budget: int) -> tuple[Values, list[str]]:
+    """Return this engine's pickled variables up to `budget` bytes, and the names of all others."""
     import cloudpickle
     from IPython import get_ipython
 
     shell = get_ipython()
-    found, lost = {}, []
+    values, lost = {}, []
     for name, value in list(shell.user_ns.items()):
         if name.startswith("_") or name in shell.user_ns_hidden:
             continue
         try:
             packed = cloudpickle.dumps(value)
-        except Exception:  # whatever an object's own code raises: it cannot travel
+        except Exception:  # the pickling code of an object may raise anything
             lost.append(name)
             continue
-        most -= len(packed)
-        if most >= 0:
-            found[name] = packed
+        budget -= len(packed)
+        if budget >= 0:
+            values[name] = packed
         else:
             lost.append(name)
-    return found, lost
+    return values, lost
 
 
 def _unpack(values: Values) -> list[str]:
-    """Define them here; the names of those that could not be made again."""
+    """Define the variables on this engine, and return the names that could not be unpickled."""
     import pickle
     from types import FunctionType
 
     from IPython import get_ipython
 
-    space, lost = get_ipython().user_ns, []
+    namespace, lost = get_ipython().user_ns, []
     for name, packed in values.items():
         try:
             value = pickle.loads(packed)
-        except Exception:  # as above
+        except Exception:  # the unpickling code of an object may raise anything
             lost.append(name)
             continue
         if isinstance(value, FunctionType) and value.__module__ == "__main__":
-            # A cell's function sees what later cells define, not a copy of what was.
+            # The function gets the engine's namespace, so that it sees variables that later cells
+            # define.
             function_type = value
             value = FunctionType(
                 function_type.__code__,
-                space,
+                namespace,
                 function_type.__name__,
                 function_type.__defaults__,
                 function_type.__closure__,
             )
             value.__kwdefaults__ = function_type.__kwdefaults__
-        space[name] = value
+        namespace[name] = value
     return lost

@@ -1,4 +1,4 @@
-"""The panel of a Live in JupyterLab: figure, progress, what each rank does, and a stop button."""
+"""The panel of a RunHandle in JupyterLab: figure, progress, table of ranks, and a stop button."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, duration_text
 from labkit.common.widgets import button, meter, status
 from labkit.figures.runs.interactive import LiveFigure
-from labkit.records.run import Run, key_metrics, shown, verdict
+from labkit.records.run import Run, key_metrics, metric_text, verdict
 
 WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept as interrupted"
 
 
-class Panel:
-    """Widgets that show a Live; they hold no more than it has told so far.
+class LivePanel:
+    """The widgets that show a running experiment.
 
     Attributes:
-        widget: all of it.
-        stop: the button that ends training.
+        widget: The widget that contains all others.
+        stop: The button that ends training.
     """
 
     def __init__(self, live: ProgressView) -> None:
@@ -37,16 +37,16 @@ class Panel:
         self.widget.add_class("labkit-live")
 
     def draw(self, live: ProgressView) -> None:
-        """Draw what has come since the last time."""
+        """Draw the rows that are new since the last call."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
-        # Only what is new is drawn: a figure that were made anew each time would lose its zoom.
+        # The figure gets only new rows, because a new figure would lose its zoom.
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
         run = live.run
         if rows or epochs or run is not None:
-            shares = {number: rank.shares for number, rank in live.tally.ranks.items()}
+            shares = {number: rank.shares for number, rank in live.progress.ranks.items()}
             self.figure.add(rows, epochs, shares, ended=run is not None)
         self._progress.value = _progress(live)
-        self._status.value = status(live.tally.doing if run is None else _end(run))
+        self._status.value = status(live.progress.doing if run is None else _end(run))
         if run is not None:
             self.stop.disabled = True
 
@@ -58,11 +58,11 @@ class Panel:
 
 
 def _progress(live: ProgressView) -> str:
-    """The bar, how far and how long yet, and a line a rank."""
-    tally, outline = live.tally, live.outline
-    said = [f"epoch {tally.epoch + 1} of {outline.epochs}", f"step {tally.steps}"]
-    if live.run is None and tally.seconds_left is not None:
-        said.append(f"about {duration_text(tally.seconds_left)} left")
+    """Return the progress bar, the remaining time, and a table with a row for each rank."""
+    progress, outline = live.progress, live.outline
+    parts = [f"epoch {progress.epoch + 1} of {outline.epochs}", f"step {progress.steps}"]
+    if live.run is None and progress.seconds_left is not None:
+        parts.append(f"about {duration_text(progress.seconds_left)} left")
     rows = [
         [
             f"rank {number}",
@@ -70,21 +70,21 @@ def _progress(live: ProgressView) -> str:
             bytes_text(rank.sent),
             *(f"{rank.shares[part]:.0%}" for part in PARTS),
         ]
-        for number, rank in sorted(tally.ranks.items())
+        for number, rank in sorted(progress.ranks.items())
     ]
     head = ["", "samples/s", "sent", *PARTS]
-    bar = meter(tally.share, "share of the training steps that are done")
-    return f"{bar}<div>{escape(' · '.join(said))}</div>{table(rows, head) if rows else ''}"
+    bar = meter(progress.share, "share of the training steps that are done")
+    return f"{bar}<div>{escape(' · '.join(parts))}</div>{table(rows, head) if rows else ''}"
 
 
 def _end(run: Run) -> str:
-    """State, the gate's verdict and the key figures, in one line."""
+    """Return the run's state, the result of its verification and key metrics in one line."""
     state = run.status
-    said = [state["state"]]
+    parts = [state["state"]]
     if state.get("cause"):
         rank = "" if state.get("rank") is None else f"rank {state['rank']}: "
-        said.append(f"{rank}{scrub(str(state['cause']))}")
+        parts.append(f"{rank}{scrub(str(state['cause']))}")
     if run.metrics:
-        said.append(f"gate: {verdict(run)}")
-        said += [f"{name} {shown(value)}" for name, value in key_metrics(run).items()]
-    return " · ".join(said)
+        parts.append(f"gate: {verdict(run)}")
+        parts += [f"{name} {metric_text(value)}" for name, value in key_metrics(run).items()]
+    return " · ".join(parts)

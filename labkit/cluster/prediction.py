@@ -1,4 +1,4 @@
-"""What is asked of ranks that predict: whose model, which strategy, how many; checked before."""
+"""Validated parameters of `Cluster.predict`, and the concatenation of the ranks' results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from labkit.strategies import AllReduce, Batch, Strategy
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """A question to a strategy that only predicts, see `labkit.strategies.strategy.Question`.
+class PredictionSpec:
+    """Parameters of a prediction, with the fields of an experiment that strategies validate.
 
     Attributes:
-        file: the trained model, as Keras has saved it.
-        strategy: how the ranks share the work.
+        file: Path of the trained model, as Keras has saved it.
+        strategy: Strategy by which the ranks divide the work.
     """
 
     file: str
@@ -36,34 +36,35 @@ class Prediction:
     planes: None = None
     time_steps: None = None
     epoch_steps: None = None
-    batch_size: int = sys.maxsize  # of training; there is none
-    rows: int = sys.maxsize  # likewise
+    batch_size: int = sys.maxsize  # a prediction has no training batch
+    rows: int = sys.maxsize  # a prediction has no training set
     network: None = None
-    capacities: None = None
+    batch_weights: None = None
     callbacks: None = None
     threads: int = 1
-    shards: str = "iid"
-    gone: tuple[int, ...] = ()
-    feed: str = "shard"
+    data_partition: str = "iid"
+    failed_workers: tuple[int, ...] = ()
+    input_mode: str = "shard"
     clock: str = "wall"
     precision: str = "float32"
     optimizer: str = "sgd"
     optimizer_options: Mapping[str, JSON] = field(default_factory=dict)
-    slowed: Mapping[int, Slowdown] = field(default_factory=dict)
+    slowdowns: Mapping[int, Slowdown] = field(default_factory=dict)
 
     def model(self, is_local: bool) -> str | bytes:
-        """What ranks load: the file, or what it holds where they may not see it."""
+        """Return the model's path, or the file's content for hosts that may not see the file."""
         return self.file if is_local else Path(self.file).read_bytes()
 
 
-def ask(
+def plan_prediction(
     run: Run | Path | str, strategy: Strategy | str | None, workers: int | None, available: int
-) -> Prediction:
-    """The question of `Cluster.predict` on a cluster of so many ranks.
+) -> PredictionSpec:
+    """Return the parameters of `Cluster.predict` on a cluster with `available` ranks.
 
     Raises:
-        InvalidInput: no such file, too many ranks, or what the strategy refuses.
-        LabkitError: a run without a model.
+        InvalidInput: The file is missing, there are too few ranks, or the strategy rejects the
+            model.
+        LabkitError: The run has no saved model.
     """
     trained = run.experiment if isinstance(run, Run) else {}
     file = run.model_file if isinstance(run, Run) else Path(run)
@@ -78,29 +79,31 @@ def ask(
         )
     chosen = parse_strategy(strategy or trained.get("strategy") or AllReduce())
     if not isinstance(chosen, Strategy):
-        raise InvalidInput(f"strategy={chosen!r} is none: give an object, such as lk.AllReduce()")
+        raise InvalidInput(
+            f"strategy={chosen!r} is invalid: give an object, such as lk.AllReduce()"
+        )
     named = isinstance(trained.get("model"), str)
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
-    own = {name: trained[name] for name in fields}  # with which it has been asked before
-    prediction = Prediction(str(file.resolve()), chosen, workers, blocks, **own)
-    if not chosen.plays:  # workers of programs train apart, but each has the whole model
+    values = {name: trained[name] for name in fields}  # the settings of the run's training
+    prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
+    if not chosen.plays:  # in a program, each worker has the whole model
         chosen.check(prediction)
     return prediction
 
 
-def check_rows(x: Batch, batch_size: int) -> None:
-    """Refuse what cannot be cut into rows.
+def validate_rows(x: Batch, batch_size: int) -> None:
+    """Raise an error if `x` has no rows that the ranks can divide.
 
     Raises:
-        InvalidInput: no arrays, arrays of different lengths, a batch size below 1.
+        InvalidInput: `x` is no array, its arrays differ in length, or the batch size is below 1.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size={batch_size!r} is impossible; give a whole number from 1")
     for leaf in leaves(x):
         if not getattr(leaf, "shape", ()):
             raise InvalidInput(
-                f"x is an array, or a nest of arrays, with a row a sample; "
+                f"x must be an array, or a nest of arrays, with one row for each sample; "
                 f"got {type(leaf).__name__}: use numpy.asarray"
             )
     rows = {len(leaf) for leaf in leaves(x)}
@@ -108,13 +111,13 @@ def check_rows(x: Batch, batch_size: int) -> None:
         raise InvalidInput(f"the arrays of x must have the same number of rows; got {sorted(rows)}")
 
 
-def together(parts: Sequence[Batch | None]) -> Batch:
-    """One result of what the ranks returned, in their order; None where a rank holds nothing."""
-    held = [part for part in parts if part is not None]
+def join_parts(parts: Sequence[Batch | None]) -> Batch:
+    """Concatenate the ranks' outputs in rank order; the output of a rank without rows is None."""
+    results = [part for part in parts if part is not None]
     # A nest of outputs is joined leaf by leaf.
-    if named := [part for part in held if isinstance(part, dict)]:
-        return {key: together([part[key] for part in named]) for key in named[0]}
-    if arrays := [part for part in held if isinstance(part, np.ndarray)]:
+    if named := [part for part in results if isinstance(part, dict)]:
+        return {key: join_parts([part[key] for part in named]) for key in named[0]}
+    if arrays := [part for part in results if isinstance(part, np.ndarray)]:
         return np.concatenate(arrays)
-    each = map(together, zip(*held, strict=True))
-    return tuple(each) if isinstance(held[0], tuple) else list(each)
+    leaves_ = map(join_parts, zip(*results, strict=True))
+    return tuple(leaves_) if isinstance(results[0], tuple) else list(leaves_)

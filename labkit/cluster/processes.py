@@ -1,4 +1,4 @@
-"""The processes of a cluster: whether each is there and goes on, and how all of them end."""
+"""Detection of dead and stopped processes of a cluster, and the end of all its processes."""
 
 from __future__ import annotations
 
@@ -14,66 +14,70 @@ from pathlib import Path
 import psutil
 
 from labkit.cluster.lease import KEEPER
-from labkit.records.endings import End, described
+from labkit.records.endings import End, describe_exit
 
-GONE = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # of mpiexec: where its session folders are
-SEGMENT = "/sm_segment."  # in the name of Open MPI's shared memory
-STOPPED = 30.0  # seconds after which a process that is stopped has ended the cluster
+EXITED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # mpiexec's variable for its session folders
+SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared memory
+STOPPED = 30.0  # seconds that a process may be stopped by a signal before the cluster ends
 
 
-class Watch:
-    """An eye on processes that are no children of this one, and on those that stand still.
+class ProcessWatch:
+    """Detects the end and the stop of processes, which need not be child processes.
 
     Args:
-        named: the processes, by what they are called.
+        named: Process ids by name.
     """
 
     def __init__(self, named: Mapping[str, int]) -> None:
         self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
         parts = self._watched["the controller"].children()
         self._parts = {f"part {n} of the controller": part for n, part in enumerate(parts)}
-        self._still: dict[str, float] = {}  # seconds for which they have been stopped
+        self._still: dict[str, float] = {}  # seconds for which each process has been stopped
 
     def end(self, seconds: float) -> End | None:
-        """The part that has ended, or is stopped for too long; to be asked every so many seconds.
+        """Report the end of a controller's child process, or a process stopped for too long.
 
-        The end of children, and of ranks, is told by those that collect them.
+        The ends of the other processes are reported by the launchers or by `dead`. Return None if
+        all is well.
+
+        Args:
+            seconds: Seconds since the last call.
         """
         for name, process in (self._watched | self._parts).items():
             is_still = _status(process) == psutil.STATUS_STOPPED
-            # Counted in looks, not by a clock: while this process is stopped, too, nobody is late.
+            # The seconds of all calls are added up; a clock would also count a stop of this
+            # process.
             self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
             if self._still[name] > STOPPED:
-                return described(name, -signal.SIGSTOP)
-        gone = [name for name, part in self._parts.items() if is_gone(part)]
-        return End(f"{gone[0]} has ended") if gone else None
+                return describe_exit(name, -signal.SIGSTOP)
+        ended = [name for name, part in self._parts.items() if has_exited(part)]
+        return End(f"{ended[0]} has ended") if ended else None
 
     def dead(self) -> list[int]:
-        """The ranks whose processes have ended."""
+        """Return the ranks whose processes have ended."""
         named = ((name.split(), process) for name, process in self._watched.items())
-        return [int(w[1]) for w, each in named if w[0] == "rank" and is_gone(each)]
+        return [int(w[1]) for w, process in named if w[0] == "rank" and has_exited(process)]
 
 
-def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended, collected or not."""
-    return _status(process) in GONE
+def has_exited(process: psutil.Process) -> bool:
+    """Return whether a process has ended, even if its parent has not reaped it."""
+    return _status(process) in EXITED
 
 
 def end_all(lock: Path) -> None:
-    """End all that this process, or an earlier keeper of this lock, has started.
+    """End all processes that this keeper, or an earlier keeper with this lock, has started.
 
-    What Open MPI keeps in files for these processes goes with them: mpiexec removes the files, but
-    not where SIGKILL ends it.
+    Open MPI's files are removed, too, because mpiexec leaves its files if SIGKILL ends it.
     """
     files: set[Path] = set()
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         end, signaled = time.monotonic() + seconds, set[psutil.Process]()
-        # Again and again: what is just being started has not been there a moment ago.
+        # The search repeats, because a starting process may appear later.
         while (processes := _started(lock)) and time.monotonic() < end:
             for process in processes:
                 files |= _files(process)
-                # Once: a second SIGTERM makes mpiexec leave without tidying up.
+                # Only one SIGTERM is sent, because a second SIGTERM makes mpiexec skip its cleanup.
                 if process not in signaled:
                     with suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
@@ -87,10 +91,10 @@ def end_all(lock: Path) -> None:
 
 
 def _files(process: psutil.Process) -> set[Path]:
-    """Return the session folder of an mpiexec, and the segments that a rank shares with others."""
+    """Return the session folder of an mpiexec, and the shared-memory files of a rank."""
     base = os.environ.get(SESSIONS) or tempfile.gettempdir()
     paths = {Path(base) / f"ompi.{process.pid}"}
-    maps = Path(f"/proc/{process.pid}/maps")  # of Linux
+    maps = Path(f"/proc/{process.pid}/maps")  # exists only on Linux
     with suppress(OSError):  # the process has ended
         lines = maps.read_text().splitlines()
         paths |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
@@ -99,12 +103,12 @@ def _files(process: psutil.Process) -> set[Path]:
 
 def _started(lock: Path) -> list[psutil.Process]:
     processes = set(psutil.Process().children(recursive=True))
-    # By what they inherit, too: the children of one that is gone have another parent.
+    # The environment also identifies orphans, whose parent is another process.
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it is gone, or another user's
+        with suppress(psutil.Error):  # the process has ended, or belongs to another user
             if process.environ().get(KEEPER) == str(lock):
                 processes.add(process)
-    return [each for each in processes if each.pid != os.getpid()]
+    return [process for process in processes if process.pid != os.getpid()]
 
 
 def _status(process: psutil.Process) -> str | None:

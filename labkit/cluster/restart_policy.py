@@ -1,4 +1,4 @@
-"""Deaths after which a call is sent anew: it goes on from a checkpoint, or begins again."""
+"""Restarts of a training call after ranks have died: from the newest checkpoint or the start."""
 
 from __future__ import annotations
 
@@ -11,175 +11,181 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster.calls import RankError, Refused
-from labkit.cluster.resume import same
+from labkit.cluster.resume import is_compatible
 from labkit.common.errors import LabkitError
 from labkit.communicator.status_table import ENDED
 from labkit.experiment import Experiment
-from labkit.network.fault import left
+from labkit.network.fault import remaining_faults
 from labkit.records import checkpoints
 from labkit.records.checkpoints import CheckpointContext, Resume
-from labkit.records.endings import ASKS
-from labkit.records.stream import FOLDER, Told
+from labkit.records.endings import STOP_SIGNALS
+from labkit.records.stream import FOLDER, Message
 
-TRIES = 3  # times that a call is sent and its ranks die no further than ranks died before
+TRIES = 3  # maximum number of calls in a row that end by deaths without progress
 
 
-def victims(
+def ranks_to_blame(
     error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
 ) -> list[int]:
-    """The ranks by whose death a call has ended, which is sent again; none where an error is why.
+    """Return the ranks whose death has ended a call; none if an error has ended the call.
 
     Args:
-        error: how it has ended.
-        dead: ranks that are gone.
-        all_ended: whether all engines have ended: because of the rank of the error, if it has one.
-        outlived: ranks whose death the call had gone on after, whatever ends it now; of a spare
-            the rank whose place it had.
+        error: How the call has ended.
+        dead: Ranks whose processes have died.
+        all_ended: Whether all engines have ended; if so, `error.rank` counts as their cause.
+        outlived: Dead ranks whose death the call had survived before its end; a dead spare counts
+            as the rank that it had replaced.
     """
-    if error.signal in ASKS or isinstance(error, Refused):
+    if error.signal in STOP_SIGNALS or isinstance(error, Refused):
         return []
-    alone = {error.rank} if all_ended and error.rank is not None else set()
-    late = [rank for rank in sorted(dead) if rank not in outlived]
-    found = {*late[: max(0, len(dead) - len(outlived))], *alone}
-    # Words that speak of a death are of one that nobody has outlived.
-    return sorted(found or (dead if ENDED in str(error) else ()))
+    culprit = {error.rank} if all_ended and error.rank is not None else set()
+    unsurvived = [rank for rank in sorted(dead) if rank not in outlived]
+    ranks = {*unsurvived[: max(0, len(dead) - len(outlived))], *culprit}
+    # The error reports a death, so the call did not survive at least one of the deaths.
+    return sorted(ranks or (dead if ENDED in str(error) else ()))
 
 
-class Setbacks:
-    """How often a call has lost ranks that it cannot do without, and what each time has cost.
+class RestartPolicy:
+    """The restarts of a call whose ranks have died, and the cost of each restart.
 
-    It goes on from the newest whole checkpoint, or from where it began. Deaths alone lead to that:
-    an error that a rank raises is the program's own, and the next attempt would raise it, too. A
-    program may also kill its rank, such as by its memory: the run ends with the death after which
-    `TRIES` calls in a row have come no further, and have no newer checkpoint either.
+    A call restarts from the newest complete checkpoint, or from its first step. Only deaths lead to
+    a restart, because an error of the program would occur again. A program may also cause the death
+    of its own rank, for example by its use of memory. The run therefore ends when `TRIES` calls in
+    a row have died without further steps and without a newer checkpoint.
 
     Args:
-        directory: of the run.
-        experiment: what is run.
-        keeping: what its ranks were told first; None: it keeps nothing, and begins anew.
+        directory: Run directory.
+        experiment: The experiment.
+        context: Checkpoint settings of the first call; None: no checkpoints.
 
     Attributes:
-        experiment: what is still to be run: a kill that was planted, and has happened, is not.
-        told: for the record, one for each time: the ranks, the step that it went back to, the
-            steps that are repeated, the source, and seconds: from the last word of the dead until
-            all others had ended (`detect`), until the engines were there again (`rebuild`), until
-            the ranks had data and model (`prepare`), until they stood where they had (`repeat`).
+        experiment: The experiment without the injected kills that have already happened.
+        restarts: Entries for the run's record, one for each restart: the dead ranks, the step of
+            the restart, the number of repeated steps, the source (a checkpoint or the begin), and
+            the seconds of four successive phases. `detect` lasts from the last message of the dead
+            rank to the end of all other ranks. `rebuild` lasts until the engines are up again, and
+            `prepare` until the ranks have data and model. `repeat` lasts until the ranks reach the
+            step of the death again.
     """
 
     def __init__(
-        self, directory: Path, experiment: Experiment, keeping: CheckpointContext | None
+        self, directory: Path, experiment: Experiment, context: CheckpointContext | None
     ) -> None:
-        self._directory, self.experiment, self._keeping = directory, experiment, keeping
+        self._directory, self.experiment, self._context = directory, experiment, context
         self._since, self._detect = time.monotonic(), 0.0
-        self._begin = keeping.resume.step if keeping is not None and keeping.resume else 0
+        self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
-        self._taken: dict[int, int] = {}  # steps, by rank, since then
-        self._stood, self._tries = -1, 0  # the furthest step of a death, and calls that ended there
-        self.told: list[dict[str, Any]] = []
-        self._outlived: list[dict[str, Any]] = []  # since the call was sent last
+        self._steps: dict[int, int] = {}  # steps of each rank since the restart
+        self._furthest, self._tries = -1, 0  # furthest step before a death, calls without progress
+        self.restarts: list[dict[str, Any]] = []
+        self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
 
-    def hear(self, told: Iterable[Told]) -> None:
-        """Take in what ranks tell: how far they have come, and how long that took."""
-        for kind, record in told:
+    def read(self, messages: Iterable[Message]) -> None:
+        """Update the progress and the times from messages of the ranks."""
+        for kind, record in messages:
             if kind == "fault":
                 self._outlived.append(record)
             if kind == "step":
-                self._taken[int(record["rank"])] = int(record["step"]) + 1
-                # Steps of programs, as their checkpoints count them, are those of all workers.
+                self._steps[int(record["rank"])] = int(record["step"]) + 1
+                # Step numbers in checkpoints of programs are sums over all workers.
                 total = sum if self.experiment.plays else max
-                self._reached = max(self._reached, total(self._taken.values()))
-            seconds = self.told[-1]["seconds"] if self.told else {}
+                self._reached = max(self._reached, total(self._steps.values()))
+            seconds = self.restarts[-1]["seconds"] if self.restarts else {}
             if "rebuild" in seconds and "prepare" not in seconds:
                 if kind == "doing" and record["what"] == "training":
                     seconds["prepare"] = self._lap()
-            elif "prepare" in seconds and "repeat" not in seconds and self._reached >= self._stood:
+            elif (
+                "prepare" in seconds and "repeat" not in seconds and self._reached >= self._furthest
+            ):
                 seconds["repeat"] = self._lap()
 
-    def notice(self, ranks: Sequence[int]) -> None:
-        """Ranks are gone, and all others have ended."""
+    def note_deaths(self, ranks: Sequence[int]) -> None:
+        """Record that these ranks are dead and that all other ranks have ended."""
         files = [self._directory / FOLDER / f"rank{rank}.jsonl" for rank in ranks]
-        words = [path.stat().st_mtime for path in files if path.exists()]
-        self._detect = time.time() - min(words) if words else self._lap()
+        times = [path.stat().st_mtime for path in files if path.exists()]
+        self._detect = time.time() - min(times) if times else self._lap()
         self._since = time.monotonic()
 
     @property
     def outlived(self) -> list[int]:
-        """Ranks that have died since the call was sent last, and without which it goes on."""
+        """Ranks whose death the current call has survived."""
         return [rank for fault in self._outlived for rank in fault["ranks"]]
 
     @property
     def deaths(self) -> int:
-        """How many ranks were gone when the call was sent last."""
-        return sum(len(each["ranks"]) for each in self.told)
+        """Total number of ranks that had died before the current call was sent."""
+        return sum(len(restart["ranks"]) for restart in self.restarts)
 
-    def go_back(self, ranks: Sequence[int], error: RankError) -> CheckpointContext | None:
-        """Say what ranks are told that go on; nobody writes a checkpoint any more.
+    def roll_back(self, ranks: Sequence[int], error: RankError) -> CheckpointContext | None:
+        """Return the checkpoint context of the next call; all ranks must have ended before.
 
         Args:
-            ranks: that were gone.
-            error: how the call has ended.
+            ranks: Ranks that have died.
+            error: How the call has ended.
 
         Raises:
-            RankError: nothing has gone on since ranks died before, `TRIES` times.
+            RankError: `TRIES` calls in a row have made no progress.
         """
         resume, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
         back = self._begin if resume is None else resume.step
-        came_further = self._reached > self._stood or back > self._back
-        self._stood = max(self._stood, self._reached)
-        self._tries = 1 if came_further else self._tries + 1
+        has_progressed = self._reached > self._furthest or back > self._back
+        self._furthest = max(self._furthest, self._reached)
+        self._tries = 1 if has_progressed else self._tries + 1
         if self._tries >= TRIES:
             raise RankError(
-                f"{error}; ranks had died at step {self._stood} before, and gone back to step "
-                f"{back} {TRIES} calls have come no further: the run ends here, for it would go on "
-                "so",
+                f"{error}; ranks had died at step {self._furthest} before, and {TRIES} calls from "
+                f"step {back} have come no further: the run ends here, because another restart "
+                "would fail, too",
                 error.rank,
             )
         if resume is not None:
-            checkpoints.go_back(folder, back)
-        elif damage:  # it may pass, such as too many open files: who looks finds all as it was
-            damage = f"{damage}; they lie in {_put_aside(folder).name}"
+            checkpoints.remove_after(folder, back)
+        elif damage:  # the damage may be temporary, so the checkpoints are kept for inspection
+            damage = f"{damage}; the checkpoints are now in {_put_aside(folder).name}"
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # halves
-        faults = left(left(self.experiment.faults, self.outlived), ranks)
-        self.told += self._outlived  # those that have gone on after it are no more
+            shutil.rmtree(folder, ignore_errors=True)  # all checkpoints are incomplete
+        faults = remaining_faults(remaining_faults(self.experiment.faults, self.outlived), ranks)
+        self.restarts += self._outlived  # deaths that the ended call had survived
         self._outlived = []
-        self.told.append(
+        self.restarts.append(
             {
                 "ranks": list(ranks),
                 "step": back,
-                "repeated": max(0, self._reached - back),  # a word of the last ones may be lost
+                "repeated": max(0, self._reached - back),  # below 0 if the last messages are lost
                 "source": "the begin" if resume is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
                 **({"notes": [damage]} if damage else {}),
             }
         )
         self.experiment = self.experiment.replace(faults=faults)
-        self._back, self._reached, self._taken = back, back, {}
+        self._back, self._reached, self._steps = back, back, {}
         if resume is None:
-            return self._keeping
-        return (self._keeping or CheckpointContext(None))._replace(resume=resume, goes_on=True)
+            return self._context
+        return (self._context or CheckpointContext(None))._replace(resume=resume, goes_on=True)
 
     def _newest(self) -> tuple[Resume | None, str]:
-        """The newest whole checkpoint, and what is wrong where there are only damaged ones."""
+        """Return the newest complete checkpoint and "", or None and why no checkpoint is usable."""
         try:
-            return checkpoints.newest(self._directory.resolve(), same(self.experiment)), ""
+            return checkpoints.newest_checkpoint(
+                self._directory.resolve(), is_compatible(self.experiment)
+            ), ""
         except LabkitError as error:
-            if self._keeping is not None and self._keeping.goes_on:  # it began with one of these
-                self._keeping, self._begin = self._keeping._replace(resume=None, goes_on=False), 0
+            if self._context is not None and self._context.goes_on:  # it resumed a checkpoint
+                self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)
 
     @property
     def sentence(self) -> str:
-        """What has happened last, and what follows, in one line."""
-        last = self.told[-1]
-        who, step = ", ".join(map(str, last["ranks"])), last["step"]
-        follows = f"training goes on from step {step}" if step else "the run begins again"
-        return f"rank {who} died: {follows}"
+        """One line that says which ranks have died last, and from which step training continues."""
+        last = self.restarts[-1]
+        ranks, step = ", ".join(map(str, last["ranks"])), last["step"]
+        follows = f"training continues from step {step}" if step else "the run starts again"
+        return f"rank {ranks} died: {follows}"
 
-    def sent(self) -> None:
-        """The engines are there again, and the call is sent."""
-        self.told[-1]["seconds"]["rebuild"] = self._lap()
+    def note_restart(self) -> None:
+        """Record that the engines are up again and that the call was sent again."""
+        self.restarts[-1]["seconds"]["rebuild"] = self._lap()
 
     def _lap(self) -> float:
         before, self._since = self._since, time.monotonic()
@@ -187,6 +193,6 @@ class Setbacks:
 
 
 def _put_aside(folder: Path) -> Path:
-    """Give a folder of damaged checkpoints the next free name."""
+    """Rename a folder of damaged checkpoints to the next free name."""
     names = (folder.with_name(f"{folder.name}.damaged-{n}") for n in count(1))
     return folder.rename(next(name for name in names if not os.path.lexists(name)))

@@ -1,4 +1,4 @@
-"""Which run is taken up again, and with what it begins."""
+"""Selection of the run and of the checkpoint that an experiment resumes."""
 
 from __future__ import annotations
 
@@ -14,182 +14,192 @@ from labkit.common.safe_files import check_folder
 from labkit.common.state import decoding
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
-from labkit.records.checkpoints import RESUMES, Checkpoint, CheckpointContext, Resume
+from labkit.records.checkpoints import RESUME_VARIABLE, Checkpoint, CheckpointContext, Resume
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# Whether to take up what was interrupted, or from which run to begin.
-Resumed: TypeAlias = "bool | Run | Path | str | None"
+# True means the newest interrupted or failed run; otherwise the run from whose checkpoint to start.
+ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
     *("clock", "model", "model_options", "strategy", "workers"),
     *("optimizer", "precision", "batch_size"),
 )
-_taken: set[Path] = set()  # runs of this job that this process has taken up, or found completed
+_resumed: set[Path] = set()  # runs of this job that `find_resumable` has already returned
 
 
-def checked(
-    experiment: Experiment, checkpoint: Checkpoint | int | str | None, resume: Resumed = None
+def validate_checkpoint(
+    experiment: Experiment, checkpoint: Checkpoint | int | str | None, resume: ResumeFrom = None
 ) -> Checkpoint | None:
-    """What was asked for, refused where a training has no state that could be kept."""
-    asked = {"checkpoint": checkpoint, "resume": resume}
-    if not (given := {k: v for k, v in asked.items() if v is not None and v is not False}):
+    """Return the checkpoint settings; raise InvalidInput if the strategy cannot save its state."""
+    options = {"checkpoint": checkpoint, "resume": resume}
+    if not (given := {k: v for k, v in options.items() if v is not None and v is not False}):
         return None
     kind, plays = type(experiment.strategy), experiment.plays
     if plays:
-        goes_on = experiment.strategy.replica_cut == 1 and not experiment.faults
+        resumable = experiment.strategy.replica_cut == 1 and not experiment.faults
     else:
-        goes_on = kind.resumable
-    if not goes_on:
-        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        why = "in processes of other frameworks, or with messages on their way"
-        allowed = ", ".join(name for name, each in STRATEGIES.items() if each.resumable)
+        resumable = kind.resumable
+    if not resumable:
+        text = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        why = "in processes of other frameworks, or with messages in flight"
+        allowed = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.resumable)
         raise InvalidInput(
-            f"{said}: {kind.__name__} on clock={experiment.clock!r} trains "
-            f"{'by programs with a cut model or planted faults' if plays else why}, which is not "
-            f"kept; allowed on clock='wall': {allowed}; on both clocks all that are programs, with "
-            "whole replicas and without faults"
+            f"{text}: {kind.__name__} on clock={experiment.clock!r} trains "
+            f"{'by programs with a split model or injected faults' if plays else why}, whose state "
+            f"cannot be saved; allowed on clock='wall': {allowed}; on both clocks all programs "
+            "with whole replicas and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(
-            f"resume={str(resume)!r}: repeats={experiment.repeats} are as many trainings, and a "
-            "run is one; give resume=True, or repeats=1"
+            f"resume={str(resume)!r}: repeats={experiment.repeats} means several trainings, but "
+            "this names one run; give resume=True, or repeats=1"
         )
     if checkpoint is None or isinstance(checkpoint, Checkpoint):
         return checkpoint
     return Checkpoint(every=checkpoint)
 
 
-def earlier(experiment: Experiment, resume: Resumed) -> Run | None:
-    """The run of this very experiment that is to be taken up again, if there is one.
+def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
+    """Return the run of the same experiment to resume, or None.
 
     Args:
-        experiment: what is to be run.
-        resume: True: the newest that was interrupted or failed, under the folder of all runs;
-            None: where a job is run again, the next one of that job, which may have completed.
+        experiment: The experiment.
+        resume: True: return the newest interrupted or failed run in the folder of all runs. None:
+            in a batch job that runs again, return the job's next run, which may be completed.
 
     Raises:
-        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
+        UnsafeFile: The folder contains a link or a special file.
     """
-    job = os.environ.get("LABKIT_JOB") if resume is None and RESUMES in os.environ else None
+    job = os.environ.get("LABKIT_JOB") if resume is None and RESUME_VARIABLE in os.environ else None
     root = Path(job or os.environ.get("LABKIT_RUNS", "runs"))
     if not (resume is True or job) or not root.is_dir():
         return None
     wanted = json.loads(store.json_text(experiment.to_json()))
-    found = [each for each in scan(root).found if each.experiment == wanted]
-    found.sort(key=lambda each: each.status.get("started") or "", reverse=job is None)
-    for each in found:
-        run = Run(each.path.resolve())
+    candidates = [candidate for candidate in scan(root).usable if candidate.experiment == wanted]
+    candidates.sort(
+        key=lambda candidate: candidate.status.get("started") or "", reverse=job is None
+    )
+    for candidate in candidates:
+        run = Run(candidate.path.resolve())
         state = run.status["state"]
-        broken = state in ("interrupted", "failed")
-        kept = broken and (run.seeds or checkpoints.sealed(run.path))
-        next_of_job = (kept or state == "completed") and run.path not in _taken
-        if next_of_job if job else kept:
-            check_folder(each.path, root)
+        has_failed = state in ("interrupted", "failed")
+        has_state = has_failed and (run.seeds or checkpoints.complete_checkpoints(run.path))
+        next_of_job = (has_state or state == "completed") and run.path not in _resumed
+        if next_of_job if job else has_state:
+            check_folder(candidate.path, root)
             if job:
-                _taken.add(run.path)
+                _resumed.add(run.path)
             return run
     return None
 
 
-def keeping(
+def checkpoint_context(
     experiment: Experiment, checkpoint: Checkpoint | None, run: Run | None, goes_on: bool
 ) -> CheckpointContext | None:
-    """What ranks are told.
+    """Return the checkpoint settings for the ranks, or None.
 
     Args:
-        experiment: what is run.
-        checkpoint: how often its state is kept.
-        run: begin with its newest whole checkpoint; None: begin anew.
-        goes_on: its record goes on, too; it may have none yet.
+        experiment: The experiment.
+        checkpoint: Interval between checkpoints.
+        run: Run from whose newest complete checkpoint to start; None: start from the beginning.
+        goes_on: Whether the training continues this run's record; the run may have no checkpoint
+            yet.
 
     Raises:
-        InvalidInput: there is no such checkpoint, or nothing left to do behind it.
-        LabkitError: all are damaged.
+        InvalidInput: The run has no complete checkpoint, or its checkpoint has completed all
+            epochs.
+        LabkitError: All checkpoints are damaged.
     """
-    found = checkpoints.newest(run.path.resolve(), same(experiment)) if run else None
-    if found is None and run is not None and not goes_on:
+    state = (
+        checkpoints.newest_checkpoint(run.path.resolve(), is_compatible(experiment))
+        if run
+        else None
+    )
+    if state is None and run is not None and not goes_on:
         raise InvalidInput(
             f"resume={run.name!r}: that run has no checkpoint; give checkpoint=… to the run that "
             "is to be resumed"
         )
-    if found is not None and run is not None and not goes_on:
+    if state is not None and run is not None and not goes_on:
         with decoding(f"the manifest of resume={run.name!r}"):
-            _refuse_unfit(experiment, found, run.name)
-    return CheckpointContext(checkpoint, found, goes_on) if checkpoint or found else None
+            _require_fit(experiment, state, run.name)
+    return CheckpointContext(checkpoint, state, goes_on) if checkpoint or state else None
 
 
-def same(experiment: Experiment) -> checkpoints.Same:
-    """Whether the ranks of a checkpoint would go on in the same way with this experiment."""
+def is_compatible(experiment: Experiment) -> checkpoints.Same:
+    """Return a function that tells from a checkpoint's manifest if the experiment can resume it."""
     wanted: Record = json.loads(json.dumps(experiment.to_json()))
 
-    def alike(manifest: Record) -> bool:
-        # Fewer ranks have written it where training had outlived some.
-        alone = experiment.clock == "virtual" or manifest["ranks"] == experiment.ranks
-        return alone and all(manifest["experiment"].get(n) == wanted.get(n) for n in _SAME)
+    def matches(manifest: Record) -> bool:
+        # A checkpoint has fewer ranks if the training had continued after a rank's death.
+        same_ranks = experiment.clock == "virtual" or manifest["ranks"] == experiment.ranks
+        return same_ranks and all(manifest["experiment"].get(n) == wanted.get(n) for n in _SAME)
 
-    return alike
+    return matches
 
 
-def _refuse_unfit(experiment: Experiment, found: Resume, name: str) -> None:
-    if (clock := found.manifest["experiment"]["clock"]) != experiment.clock:
+def _require_fit(experiment: Experiment, state: Resume, name: str) -> None:
+    if (clock := state.manifest["experiment"]["clock"]) != experiment.clock:
         raise InvalidInput(
-            f"resume={name!r} is of clock={clock!r}, whose state is another one than that of "
+            f"resume={name!r} is of clock={clock!r}, whose state differs from that of "
             f"clock={experiment.clock!r}; resume on the same clock"
         )
     if experiment.plays:
-        _refuse_another(experiment, found)
+        _require_same_experiment(experiment, state)
     else:
-        _refuse_done(experiment, found)
+        _require_remaining_epochs(experiment, state)
 
 
-def _refuse_another(experiment: Experiment, found: Resume) -> None:
-    if found.manifest["experiment"] != json.loads(json.dumps(experiment.to_json())):
+def _require_same_experiment(experiment: Experiment, state: Resume) -> None:
+    if state.manifest["experiment"] != json.loads(json.dumps(experiment.to_json())):
         raise InvalidInput(
-            f"a checkpoint of programs is of all workers, servers and messages of one experiment, "
-            f"on its ranks={found.manifest['ranks']}, and this is another experiment; give the "
-            "same, or begin anew"
+            f"a checkpoint of programs contains all workers, servers and messages of one "
+            f"experiment on ranks={state.manifest['ranks']}, and this is another experiment; give "
+            "the same, or start anew"
         )
 
 
-def _refuse_done(experiment: Experiment, found: Resume) -> None:
-    epoch, step = found.manifest["position"]
-    done = epoch + (step == found.manifest["steps"])
-    if done >= experiment.epochs:
+def _require_remaining_epochs(experiment: Experiment, state: Resume) -> None:
+    epoch, step = state.manifest["position"]
+    completed = epoch + (step == state.manifest["steps"])
+    if completed >= experiment.epochs:
         raise InvalidInput(
-            f"epochs={experiment.epochs}: the checkpoint has {done} behind it; give more"
+            f"epochs={experiment.epochs}: the checkpoint already has {completed}; give more"
         )
 
 
-def begin(directory: Path, experiment: Experiment, keeping: CheckpointContext | None) -> None:
-    """Say in the record what begins, and from where."""
-    if keeping is None or (resume := keeping.resume) is None:
-        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # halves, if any
+def begin_record(
+    directory: Path, experiment: Experiment, context: CheckpointContext | None
+) -> None:
+    """Write to the run's record that the run starts, and from which checkpoint it resumes."""
+    if context is None or (resume := context.resume) is None:
+        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # they are incomplete
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
-    if keeping.goes_on:
+    if context.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
-        shutil.rmtree(directory / FOLDER, ignore_errors=True)  # of ranks that were killed
-        checkpoints.go_back(directory / checkpoints.FOLDER, resume.step)
+        shutil.rmtree(directory / FOLDER, ignore_errors=True)  # message stream of killed ranks
+        checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:
         store.start(directory, experiment.to_json())
-    told: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}
-    if not keeping.goes_on:
-        told["of"] = Path(resume.folder).parents[1].name
-    store.mark_running(directory, resumed=[*before, told])
+    entry: Record = {"step": resume.step, "at": store.now(), "notes": list(resume.notes)}
+    if not context.goes_on:
+        entry["of"] = Path(resume.folder).parents[1].name
+    store.mark_running(directory, resumed=[*before, entry])
 
 
-def path_of(given: Run | Path | str) -> Run:
-    """The run that is meant.
+def find_run(run_or_folder: Run | Path | str) -> Run:
+    """Return the run to resume, which is given as a Run or as its folder.
 
     Raises:
-        LabkitError: there is none.
-        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
+        LabkitError: The folder contains no run.
+        UnsafeFile: The folder contains a link or a special file.
     """
-    run = given if isinstance(given, Run) else Run(Path(given))
+    run = run_or_folder if isinstance(run_or_folder, Run) else Run(Path(run_or_folder))
     if not (run.path / "experiment.json").exists():
         raise LabkitError(f"resume={str(run.path)!r} is no run: give its folder, or True")
     check_folder(run.path)

@@ -1,6 +1,6 @@
-"""What the rows of a running experiment amount to: how far, how fast, how much, how long yet.
+"""Progress of a running experiment, computed from its history rows: steps, speed, time left.
 
-Also what a display may ask of a running experiment: displays know this, not the one who runs it.
+This module also defines the protocols for displays, so that displays need not import RunHandle.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from labkit.records.run import Run
-from labkit.records.stream import Told
+from labkit.records.stream import Message
 
-WINDOW = 50  # steps over which speed and shares are taken
-# Parts of a step, as columns of a row.
+WINDOW = 50  # number of latest steps over which speed and time shares are averaged
+# These are the parts of a step's time and their columns in a history row.
 PARTS = {
     "compute": "compute_seconds",
     "codec": "codec_seconds",
@@ -24,12 +24,12 @@ PARTS = {
     "wait": "wait_seconds",
 }
 
-Row = dict[str, float]  # of the history, or the metrics after an epoch
+Row = dict[str, float]  # a history row, or the metrics after an epoch
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of an experiment from its record."""
+    """The facts about an experiment that displays need and that its record contains."""
 
     label: str
     workers: int
@@ -38,13 +38,13 @@ class Outline:
 
 
 @dataclass
-class Rank:
-    """What one rank has told.
+class RankProgress:
+    """The progress of one rank.
 
     Attributes:
-        last: its latest rows.
-        steps: how many it took.
-        sent: bytes over links.
+        last: The rank's latest history rows, at most `WINDOW`.
+        steps: Number of steps that the rank has completed.
+        sent: Total bytes that the rank has sent over network links.
     """
 
     last: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -52,134 +52,133 @@ class Rank:
     sent: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Take in a row."""
+        """Add the history row of one step."""
         self.last.append(row)
         self.steps += 1
         self.sent += row.get("wire_bytes", 0)
 
     @property
     def speed(self) -> float | None:
-        """Samples/s; None of a rank that does not count them, as those of a model in parts."""
+        """Samples/s; None for a rank that counts no samples, such as one slice of a split model."""
         samples = sum(row["samples"] for row in self.last)
         seconds = sum(row["seconds"] for row in self.last)
         return samples / max(seconds, 1e-9) if samples else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Which part of its time went where; they add up to 1."""
+        """Share of each part in the time of the latest steps; the shares add up to 1."""
         spent = {name: sum(row.get(key, 0) for row in self.last) for name, key in PARTS.items()}
         total = sum(spent.values())
         return {name: seconds / total if total else 0.0 for name, seconds in spent.items()}
 
 
-class Tally:
-    """Sums over what ranks tell.
+class RunProgress:
+    """The progress of all ranks, from their messages.
 
     Args:
-        epochs: of the experiment.
-        clock: seconds, of the one who looks.
+        epochs: Number of epochs of the experiment.
+        clock: Function that returns the current time in seconds.
 
     Attributes:
-        ranks: what each has told, by number.
-        doing: what they are at.
-        loss: the last that a rank knew.
-        steps_per_epoch: None until it is known.
+        ranks: Progress of each rank, by number.
+        doing: Current activity of the ranks.
+        loss: Last known loss of any rank.
+        steps_per_epoch: Number of steps of an epoch; None until it is known.
     """
 
     def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.epochs, self._clock = epochs, clock
-        # When the first steps were seen, and how many they were in the mean; and the last ones.
+        # Both contain a time and the mean number of steps of a rank at that time.
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
-        self._ended = 0  # epochs that all have behind them
-        self.ranks: dict[int, Rank] = {}
+        self._ended = 0  # epochs that all ranks have completed
+        self.ranks: dict[int, RankProgress] = {}
         self.doing = "starting"
         self.loss = math.nan
         self.epoch = 0
         self.steps_per_epoch: int | None = None
 
-    def add(self, told: Iterable[Told]) -> None:
-        """Take in what has come, see `labkit.records.stream`."""
-        for kind, record in told:
+    def add(self, messages: Iterable[Message]) -> None:
+        """Update the progress from new messages of the ranks, see `labkit.records.stream`."""
+        for kind, record in messages:
             if kind == "doing":
                 self.doing = record["what"]
             elif kind == "plan":
                 self.steps_per_epoch = record["steps"]
             elif kind == "epoch":
                 self._ended = record["epoch"] + 1
-                # Where nobody could plan, the end of the first epoch tells its length.
+                # Without a "plan" message, the end of the first epoch reveals the epoch's length.
                 self.steps_per_epoch = self.steps_per_epoch or record["step"]
             elif kind == "step":
                 self._step(record)
-        if self._taken > self._last[1]:
-            self._last = self._clock(), self._taken
-            # The pace counts from here: what came before held the tracing of the first step.
+        if self._mean_steps > self._last[1]:
+            self._last = self._clock(), self._mean_steps
+            # The speed is measured from here, because the first step includes tracing.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
-        self.ranks.setdefault(int(row["rank"]), Rank()).add(row)
-        # A worker that is ahead of the others goes on in what would be an epoch more.
+        self.ranks.setdefault(int(row["rank"]), RankProgress()).add(row)
+        # A worker that is ahead of the other workers may be beyond the last epoch.
         self.epoch = min(max(self.epoch, int(row["epoch"])), self.epochs - 1)
         if not math.isnan(row["loss"]):
             self.loss = row["loss"]
 
     @property
     def steps(self) -> int:
-        """Steps that all ranks which have told anything have taken."""
-        # The slowest: a step is taken when all have taken it.
+        """Number of steps that every rank has completed: the number of the slowest rank."""
         return min((rank.steps for rank in self.ranks.values()), default=0)
 
     @property
-    def _taken(self) -> float:
-        """Steps that a rank has taken in the mean: asynchronous ones share out what there is."""
+    def _mean_steps(self) -> float:
+        """Mean number of steps of a rank, because asynchronous ranks share one total of steps."""
         return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
 
     @property
     def share(self) -> float | None:
-        """How much of the training is done, 0 to 1; None while nobody knows its length."""
+        """Completed share of the training, 0 to 1; None while the length of an epoch is unknown."""
         if not self.steps_per_epoch:
             return None
-        # Gradients that come too late are dropped: then an epoch ends with fewer steps in the mean.
-        done = max(self._taken, self._ended * self.steps_per_epoch)
-        return min(1.0, done / (self.steps_per_epoch * self.epochs))
+        # Late gradients are dropped, so ranks may end an epoch with fewer steps than planned.
+        completed = max(self._mean_steps, self._ended * self.steps_per_epoch)
+        return min(1.0, completed / (self.steps_per_epoch * self.epochs))
 
     @property
     def seconds_left(self) -> float | None:
-        """For the epochs that are left, at the pace since the first steps were seen.
+        """Estimated seconds for the remaining steps, at the speed since the first observed steps.
 
-        Those stand apart: the first one traces and compiles.
+        The first steps do not count, because they include tracing and compilation.
         """
         if self._first is None or self.share is None:
             return None
         seconds, steps = (now - then for now, then in zip(self._last, self._first, strict=True))
-        left = (1 - self.share) * (self.steps_per_epoch or 0) * self.epochs
-        return left * seconds / steps if steps else None
+        remaining = (1 - self.share) * (self.steps_per_epoch or 0) * self.epochs
+        return remaining * seconds / steps if steps else None
 
 
 class ProgressView(Protocol):
-    """A running experiment as displays see it; see `labkit.cluster.Live`, which is one."""
+    """The interface of a running experiment for displays, which RunHandle implements."""
 
     rows: list[Row]
     epochs: list[Row]
-    tally: Tally
+    progress: RunProgress
 
     @property
     def outline(self) -> Outline:
-        """Its label, workers and epochs."""
+        """Label, workers and epochs of the experiment."""
 
     @property
     def run(self) -> Run | None:
-        """The record, once it is written."""
+        """The run's record after its end; None before."""
 
     def stop(self) -> None:
         """End training after the same step on all ranks."""
 
 
 class Display(Protocol):
-    """Shows a running experiment."""
+    """A display of a running experiment."""
 
     def draw(self, live: ProgressView) -> None:
-        """Show how it stands."""
+        """Show the current state."""
 
     def close(self, live: ProgressView) -> None:
-        """Show how it ended; nothing more will come."""
+        """Show the end of the run; no further call follows."""

@@ -1,4 +1,4 @@
-"""A trained model answers batches by replicas, stages and slices, timed over emulated networks."""
+"""Measures inference by data, pipeline and tensor parallelism over emulated networks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from types import MappingProxyType
 import numpy as np
 
 from labkit.cluster.cluster import Cluster
-from labkit.cluster.prediction import ask, check_rows
+from labkit.cluster.prediction import plan_prediction, validate_rows
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.paths import usable_cores
 from labkit.network import Network
-from labkit.records.analysis.serving_runs import TOLERANCE, Served, served
+from labkit.records.analysis.serving_runs import (
+    TOLERANCE,
+    ServingMeasurements,
+    serving_measurements,
+)
 from labkit.records.run import Run
 from labkit.strategies import AllReduce, Pipeline, Strategy, TensorParallel
 from labkit.worker import serving
 
-OWN = "this machine's own"
+OWN_NETWORK = "this machine's own"
 WAYS: Mapping[str, Strategy] = MappingProxyType(
     {"replicas": AllReduce(), "stages": Pipeline(), "slices": TensorParallel()}
 )
@@ -35,28 +39,31 @@ def serve(
     streams: int = 5,
     under_way: int = 8,
     workers: int | None = None,
-) -> Served:
-    """How soon and how fast ranks answer rows that come to rank 0, which wants the answers back.
+) -> ServingMeasurements:
+    """Measure the latency and the throughput of inference on rows that arrive at rank 0.
 
-    Latency is the time from a batch, alone, to its answer. Throughput is of a stream of batches
-    that lie ready at rank 0, each of which goes to the ranks while they compute the one before:
-    replicas take whole batches in turn, stages have as many under way as there are ranks, slices
-    all work on the same one. Beside them rank 0 answers alone.
+    Latency is the time from the arrival of a single batch to its answer at rank 0. Throughput is
+    measured on a stream of batches that are ready at rank 0, which sends the next batch during a
+    computation. Replicas take whole batches in turn, pipeline stages have one batch in flight for
+    each rank, and tensor-parallel ranks compute each batch together. Inference on rank 0 alone is
+    measured for comparison.
 
     Args:
-        cluster: the ranks.
-        run: completed, or a .keras file.
-        x: rows (rows, …) of the model's one input.
-        ways: strategies by the names that they have here, see `Strategy.serving`.
-        networks: to emulate; None: the machine's own.
-        batch_sizes: rows of a batch.
-        repeats, streams: batches alone, and streams, that are timed in each case.
-        under_way: batches of a stream.
-        workers: ranks that take part; None: all.
+        cluster: Cluster whose ranks are measured.
+        run: A completed run, or a .keras file.
+        x: Rows of shape (rows, …) for the model's single input.
+        ways: Strategies by display name, see `Strategy.serving`.
+        networks: Networks to emulate; None: the machine's own network.
+        batch_sizes: Batch sizes to measure, in rows.
+        repeats, streams: Number of single batches, and number of streams, that are timed in each
+            case.
+        under_way: Number of batches in one stream.
+        workers: Number of ranks; None: all ranks of the cluster.
 
     Raises:
-        InvalidInput: a number below 1, fewer than two ranks, a way that cannot divide this model.
-        LabkitError: answers are not those of one process.
+        InvalidInput: A number is below 1, there are fewer than two ranks, or a strategy cannot
+            divide the model.
+        LabkitError: The predictions differ from the predictions of one process.
     """
     numbers = {"repeats": repeats, "streams": streams, "under_way": under_way}
     for name, value in numbers.items():
@@ -64,33 +71,36 @@ def serve(
             raise InvalidInput(f"{name}={value} is impossible; give a whole number from 1")
     count = cluster.workers if workers is None else workers
     if count < 2:
-        raise InvalidInput("one rank has nobody to share with; use Cluster(workers=2) or more")
+        raise InvalidInput("one rank cannot share its work; use Cluster(workers=2) or more")
     for size in batch_sizes:
-        check_rows(x, size)
+        validate_rows(x, size)
     known = {
-        OWN if network is None else str(network): Network.parse(network) for network in networks
+        OWN_NETWORK if network is None else str(network): Network.parse(network)
+        for network in networks
     }
     if not batch_sizes or not known or not ways:
         raise InvalidInput("nothing to measure: give batch_sizes, networks and ways")
-    # Each is asked, so that what it refuses is refused before any rank loads the model.
-    first, *_ = [ask(run, strategy, count, cluster.workers) for strategy in ways.values()]
+    # All strategies are validated before any rank loads the model.
+    first, *_ = [
+        plan_prediction(run, strategy, count, cluster.workers) for strategy in ways.values()
+    ]
     model = first.model(cluster.how.is_local)
-    asked = serving.ServingSpec(
+    spec = serving.ServingSpec(
         model, x, dict(ways), known, batch_sizes, repeats, streams, under_way
     )
-    found = cluster.call(serving.serve, asked, ranks=count)
-    told = found[0]
-    allowed = TOLERANCE * told.precision * told.largest
-    for way, far in told.differences.items():
-        if not far <= allowed:
+    results = cluster.call(serving.serve, spec, ranks=count)
+    result = results[0]
+    allowed = TOLERANCE * result.precision * result.largest
+    for way, difference in result.differences.items():
+        if not difference <= allowed:
             raise LabkitError(
-                f"{way} answer otherwise than one process: by {far:.3g}, where rounding makes "
-                f"{allowed:.3g} at most; no time of wrong answers is shown"
+                f"{way} answer differently than one process: by {difference:.3g}, where rounding "
+                f"explains at most {allowed:.3g}; times of wrong answers are not shown"
             )
-    return served(
-        told.times,
-        [each.weights_bytes for each in found],
-        told.differences,
+    return serving_measurements(
+        result.times,
+        [rank_result.weights_bytes for rank_result in results],
+        result.differences,
         allowed,
         count,
         cluster.threads,

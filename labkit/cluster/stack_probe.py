@@ -1,4 +1,4 @@
-"""Where a rank's main thread is: told by another thread, so even while it is stuck in MPI."""
+"""Reports of the current call of a rank's main thread, even if it is blocked inside MPI."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-ANSWER = 3.0  # seconds in which a process whose threads can run has answered, under load too
-LONGEST = 70  # letters that are shown of a call
+ANSWER = 3.0  # maximum seconds to wait for a process's report, even under load
+LONGEST = 70  # maximum number of characters of a call's text
 
 
-def answer(folder: Path) -> None:
-    """From now on SIGUSR1 lets this process write into a folder where its main thread is.
+def start_reporting(folder: Path) -> None:
+    """Make SIGUSR1 write the current call of this process's main thread to a file in `folder`.
 
-    One thread waits for the signal, all others block it: nothing is polled, and the main thread's
-    call goes on undisturbed. To be called before other threads start, which inherit the block.
+    One thread waits for the signal, and all other threads block it, so calls of the main thread are
+    not interrupted. Call this function before other threads start, because threads inherit the
+    signal mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     main = threading.main_thread().ident or 0
@@ -31,14 +32,14 @@ def answer(folder: Path) -> None:
     def listen() -> None:
         while True:
             signal.sigwait({signal.SIGUSR1})
-            with suppress(OSError):  # such as a full disk: the one who asks hears nothing this time
-                _tell(folder, main)
+            with suppress(OSError):  # for example a full disk; the requester then times out
+                _write_location(folder, main)
 
     threading.Thread(target=listen, name="labkit-where", daemon=True).start()
 
 
-def ask(folder: Path, processes: Sequence[int]) -> list[str | None]:
-    """Where the main threads of processes are that `answer`; None for one that does not."""
+def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None]:
+    """Return the current call of each process; None for a process that does not answer."""
     files = [_file(folder, process) for process in processes]
     for process, file in zip(processes, files, strict=True):
         file.unlink(missing_ok=True)
@@ -47,45 +48,46 @@ def ask(folder: Path, processes: Sequence[int]) -> list[str | None]:
     end = time.monotonic() + ANSWER
     while not all(file.exists() for file in files) and time.monotonic() < end:
         time.sleep(0.01)
-    return [_taken(file) for file in files]
+    return [_read_and_remove(file) for file in files]
 
 
-def place(innermost: FrameType) -> str:
-    """The call that a thread is in, and where it stands: "comm.Allreduce(a, b) (cell, line 4)".
+def describe_location(innermost: FrameType) -> str:
+    """Return the call of a thread and its location: "comm.Allreduce(a, b) (cell, line 4)".
 
-    A wait of labkit's own is told by its name, at the line that asked labkit for it.
+    A wait inside labkit appears as the labkit call, such as `barrier`, at the line that made the
+    call.
     """
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
-    # The user's own line, however deep in a library the call is.
+    # The line of the notebook cell is added if the call is inside a library.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"
 
 
-def _tell(folder: Path, thread: int) -> None:
+def _write_location(folder: Path, thread: int) -> None:
     try:
-        told = place(sys._current_frames()[thread])
-    except Exception as error:  # frames go on while they are read; the next answer may be right
-        told = f"an unknown place ({type(error).__name__}: {error})"
+        text = describe_location(sys._current_frames()[thread])
+    except Exception as error:  # frames change while they are read; the next answer may succeed
+        text = f"an unknown place ({type(error).__name__}: {error})"
     file = _file(folder, os.getpid())
-    whole = file.with_suffix(".part")
-    whole.write_text(json.dumps(told))
-    # Renamed when it is whole: who waits for it reads as soon as it is there.
-    whole.replace(file)
+    temporary = file.with_suffix(".part")
+    temporary.write_text(json.dumps(text))
+    # The file appears by an atomic rename, because the requester reads it as soon as it exists.
+    temporary.replace(file)
 
 
 def _file(folder: Path, process: int) -> Path:
     return folder / f"where-{process}.json"
 
 
-def _taken(file: Path) -> str | None:
+def _read_and_remove(file: Path) -> str | None:
     if not file.exists():
         return None
-    told = str(json.loads(file.read_text()))
+    text = str(json.loads(file.read_text()))
     file.unlink(missing_ok=True)
-    return told
+    return text
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -95,11 +97,11 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _labkit_wait(frames: Sequence[FrameType]) -> str:
-    """The name of the call in which a WaitPolicy waits; empty where none does."""
-    # Who has not imported it does not wait in it, and must not import it from this thread.
-    patience = getattr(sys.modules.get("labkit.communicator.wait_policy"), "WaitPolicy", ())
+    """Return the name of the communicator call that waits for other ranks, or ""."""
+    # The module need not be imported, because a process that waits has already imported it.
+    wait_policy = getattr(sys.modules.get("labkit.communicator.wait_policy"), "WaitPolicy", ())
     waiting = (frame.f_locals.get("self") for frame in frames if _is_communicator(frame))
-    return next((str(each.place) for each in waiting if isinstance(each, patience)), "")
+    return next((str(owner.call_name) for owner in waiting if isinstance(owner, wait_policy)), "")
 
 
 def _is_communicator(frame: FrameType) -> bool:
@@ -107,7 +109,7 @@ def _is_communicator(frame: FrameType) -> bool:
 
 
 def _is_cell(frame: FrameType) -> bool:
-    """Whether it is the top level of a cell, whose code lies in no file."""
+    """Return whether a frame is the top level of a notebook cell, whose code is in no file."""
     return frame.f_code.co_name == "<module>" and not os.path.exists(frame.f_code.co_filename)
 
 
@@ -120,9 +122,9 @@ def _location(frame: FrameType) -> str:
 
 
 def _call(frame: FrameType) -> str:
-    """The source of the expression that a frame evaluates, or the name of its function."""
+    """Return the source of the expression that a frame evaluates, or the name of its function."""
     code = frame.f_code
-    # Two bytes an instruction; columns are those of UTF-8.
+    # `f_lasti` is divided by the two bytes of an instruction. Column offsets count UTF-8 bytes.
     begin, end, left, right = next(islice(code.co_positions(), frame.f_lasti // 2, None))
     if begin is None or end is None or left is None or right is None:
         return code.co_name

@@ -1,4 +1,4 @@
-"""How the ranks of a cluster start, and where: on this machine, on hosts, or by Slurm."""
+"""The start of a cluster's ranks: on this machine, on hosts over ssh, or by Slurm."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ from labkit.common.units import plural
 from labkit.communicator import launcher
 from labkit.hosts import connection
 from labkit.hosts.host_list import Host, hosts_of
-from labkit.hosts.probe import OF_MPI, probe
+from labkit.hosts.host_probe import OF_MPI, probe
 from labkit.hosts.queue import Queue
 from labkit.hosts.scripts import AGENT_VARIABLE
 
 LAUNCHERS = ("local", "hosts", "slurm")
-STEPS = ("mpiexec", "srun")
-PLACES = ("core", "node")
-FURTHER = ("step", "place", "options", "agent", "interface")  # of a cluster, beside what is usual
-# What a notebook that names no launcher takes: set by `labkit run --launcher …`, and in jobs.
+LAUNCH_COMMANDS = ("mpiexec", "srun")
+MAPPINGS = ("slot", "node")
+FURTHER = (
+    "launch_command",
+    "map_by",
+    "options",
+    "agent",
+    "interface",
+)  # rarely used options of a Cluster
+# Environment variables for notebooks that name no launcher, set by `labkit run --launcher …`.
 VARIABLES = {
     "launcher": "LABKIT_LAUNCHER",
     "hosts": "LABKIT_HOSTS",
@@ -40,56 +46,56 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-TOLERANT = "LABKIT_FAULT_TOLERANT"  # "1": clusters are, as by `labkit run --fault-tolerant`
+TOLERANT = "LABKIT_FAULT_TOLERANT"  # "1" has the effect of `labkit run --fault-tolerant`
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-# By the words of Open MPI 5, and of those before.
+# Variables with the command that replaces ssh, for Open MPI 5 and for earlier versions.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # also inside a job of Slurm's
-JOB = "LABKIT_QUEUED"  # names the job that a keeper has queued to its ranks, who end it when alone
+BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # ssh, even inside a Slurm job
+JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
-SOME = 50  # nodes that are asked by which address they reach this machine
-DISTRIBUTIONS = {"core": "block", "node": "cyclic"}  # Slurm's words for places
+SOME = 50  # approximate number of nodes whose routes to this machine are compared
+DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}  # Slurm's names for the mapping of ranks
 
 
-def _check_counts(**counts: object) -> None:
+def _validate_counts(**counts: object) -> None:
     for field, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
 
 
 def _names() -> tuple[str, ...]:
-    """Return the names that this machine has for itself."""
+    """Return the host names and addresses of this machine."""
     return LOOPBACK, "localhost", socket.gethostname()
 
 
-class Met(NamedTuple):
-    """What a rank says of itself once all have come."""
+class RankInfo(NamedTuple):
+    """What a rank reports about its process after the first barrier."""
 
     rank: int
-    size: int  # of its MPI world
+    size: int  # number of ranks in its MPI_COMM_WORLD
     pid: int
     host: str
 
 
 @dataclass(frozen=True)
 class Start:
-    """All that settles how ranks start.
+    """Launch options: how the ranks of a cluster start.
 
     Attributes:
-        workers: ranks.
-        threads: TensorFlow's threads in each.
+        workers: Number of ranks without spares.
+        threads: Number of TensorFlow's threads in each rank.
         launcher: "local"; "hosts" (mpiexec through ssh or another agent); or "slurm".
-        hosts: by name, with the ranks that each takes; of "hosts".
-        nodes: how many nodes Slurm gives.
-        step: what starts ranks in an allocation of Slurm: "mpiexec", or "srun" by PMIx.
-        place: "core" fills one host after the other, "node" deals ranks out to hosts in turn.
-        options: further words for `salloc` or `srun`, such as "--partition=short --time=10".
-        agent: the command in place of ssh.
-        interface: the address of this machine that hosts reach; "" finds it by the routes.
-        fault_tolerant: ranks outlive the death of others.
-        spares: further ranks, which wait to take the place of one that dies.
-        trusted_network: mpiexec of this machine may listen on every interface, where the system
-            does not let labkit bind it to loopback: whoever reaches the machine then reaches it.
+        hosts: Hosts with the number of ranks of each, for the launcher "hosts".
+        nodes: Number of Slurm nodes.
+        launch_command: Command that starts ranks in a Slurm job: "mpiexec", or "srun" with PMIx.
+        map_by: "slot" fills one host after the other; "node" assigns ranks to hosts round-robin.
+        options: Arguments of `salloc` or `srun`, such as "--partition=short --time=10".
+        agent: Command that replaces ssh.
+        interface: Address by which hosts reach this machine; "" finds it by the routes.
+        fault_tolerant: Whether ranks survive the death of other ranks.
+        spares: Number of further ranks, each of which can replace a dead rank.
+        trusted_network: Whether this machine's mpiexec may listen on every interface if labkit
+            cannot bind its sockets to loopback. Other machines can then connect to mpiexec.
     """
 
     workers: int
@@ -97,8 +103,8 @@ class Start:
     launcher: str = "local"
     hosts: tuple[Host, ...] = ()
     nodes: int = 1
-    step: str = "mpiexec"
-    place: str = "core"
+    launch_command: str = "mpiexec"
+    map_by: str = "slot"
     options: str = ""
     agent: str = ""
     interface: str = ""
@@ -107,20 +113,25 @@ class Start:
     trusted_network: bool = False
 
     def __post_init__(self) -> None:
-        for field, allowed in (("launcher", LAUNCHERS), ("step", STEPS), ("place", PLACES)):
+        for field, allowed in (
+            ("launcher", LAUNCHERS),
+            ("launch_command", LAUNCH_COMMANDS),
+            ("map_by", MAPPINGS),
+        ):
             refuse_unknown(field, [getattr(self, field)], allowed)
-        _check_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
+        _validate_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
         if self.launcher == "hosts" and not self.hosts:
-            raise InvalidInput("launcher='hosts' wants hosts=['a:2', 'b:2'], or a host file")
+            raise InvalidInput("launcher='hosts' needs hosts=['a:2', 'b:2'], or a host file")
         if self.fault_tolerant and self.starter == "srun":
             raise InvalidInput(
-                "fault_tolerant=True with step='srun': Slurm ends a step with its first dead rank; "
-                "use step='mpiexec'"
+                "fault_tolerant=True with launch_command='srun': Slurm ends a step with its "
+                "first dead rank; "
+                "use launch_command='mpiexec'"
             )
         if self.spares and not self.fault_tolerant:
             raise InvalidInput(
-                f"spares={self.spares} take the places of the dead, whom others must outlive: "
-                "give fault_tolerant=True, too"
+                f"spares={self.spares} replace dead ranks, which other ranks must survive: "
+                "also give fault_tolerant=True"
             )
         if self.spares < 0:
             raise InvalidInput(f"spares={self.spares} is impossible; give a whole number from 0")
@@ -128,10 +139,12 @@ class Start:
         if self.hosts and self.ranks > slots:
             raise InvalidInput(
                 f"workers={self.workers}{self._beside} on hosts with {plural(slots, 'slot')}; "
-                "give them more: hosts=['a:4', …]"
+                "give more slots: hosts=['a:4', …]"
             )
         if self.nodes > self.workers:
-            raise InvalidInput(f"nodes={self.nodes} for workers={self.workers}: a node needs one")
+            raise InvalidInput(
+                f"nodes={self.nodes} for workers={self.workers}: each node needs a worker"
+            )
         try:
             shlex.split(self.options)
             ipaddress.ip_address(self.interface or LOOPBACK)
@@ -141,7 +154,7 @@ class Start:
             raise InvalidInput(f"{field}={given} cannot be read: {error}") from None
 
     @classmethod
-    def asked(
+    def from_options(
         cls,
         workers: int | None = None,
         threads: int = 1,
@@ -153,33 +166,33 @@ class Start:
         trusted_network: bool = False,
         **more: str,
     ) -> Self:
-        """What a caller asks for; the rest by the environment, see `VARIABLES`.
+        """Return a Start from a caller's options; others come from the environment (`VARIABLES`).
 
         Raises:
-            InvalidInput: a value that cannot work.
+            InvalidInput: A value is invalid.
         """
-        _check_counts(
+        _validate_counts(
             **{k: v for k, v in (("workers", workers), ("nodes", nodes)) if v is not None}
         )
-        found = {field: os.environ.get(name, "") for field, name in VARIABLES.items()}
+        defaults = {field: os.environ.get(name, "") for field, name in VARIABLES.items()}
         fault_tolerant = fault_tolerant or os.environ.get(TOLERANT) == "1"
         if launcher is None:
-            launcher = "hosts" if hosts else "slurm" if nodes else found["launcher"] or "local"
+            launcher = "hosts" if hosts else "slurm" if nodes else defaults["launcher"] or "local"
         listed: tuple[Host, ...] = ()
         if launcher == "hosts":
-            listed = tuple(hosts_of(hosts or found["hosts"] or ()))
+            listed = tuple(hosts_of(hosts or defaults["hosts"] or ()))
         elif hosts:
-            raise InvalidInput(f"hosts= belong to launcher='hosts', not to {launcher!r}")
+            raise InvalidInput(f"hosts= needs launcher='hosts', not {launcher!r}")
         if nodes is None:
-            given = found["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
-            nodes = int(given) if launcher == "slurm" else 1
-            nodes = min(nodes, workers or nodes)  # a notebook's own small clusters need fewer
+            number = defaults["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
+            nodes = int(number) if launcher == "slurm" else 1
+            nodes = min(nodes, workers or nodes)  # a small cluster needs fewer nodes than the job
         if workers is None:
             slots = sum(host.slots for host in listed)
             workers = max(slots - spares, 1) if slots else max(nodes, 2)
         for field in ("agent", "options"):
-            more[field] = more.get(field) or found[field]
-        if launcher == "local":  # what others would start by says nothing of it
+            more[field] = more.get(field) or defaults[field]
+        if launcher == "local":  # agent and options of the environment concern other launchers
             more |= {"agent": "", "options": ""}
         return cls(
             workers,
@@ -194,40 +207,40 @@ class Start:
         )
 
     def to_json(self) -> str:
-        """For the keeper's command line."""
+        """Return the options as JSON text, for the command line of the keeper process."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
+    def from_json(cls, text: str) -> Self:
+        """Return the Start that `to_json` has written."""
         record = json.loads(text)
         return cls(**record | {"hosts": tuple(Host(*host) for host in record["hosts"])})
 
     @property
     def ranks(self) -> int:
-        """All that start: workers and spares."""
+        """Number of all ranks: workers and spares."""
         return self.workers + self.spares
 
     @property
     def ranks_here(self) -> int:
-        """Ranks that start on this machine, as far as hosts' names tell."""
+        """Number of ranks that start on this machine, according to the host names."""
         if self.is_local:
             return self.ranks
         here = sum(host.slots for host in self.hosts if host.name in _names())
         return min(self.ranks, here)
 
     def check_hosts(self) -> None:
-        """Refuse hosts that all are this machine, where mpiexec would listen for no other one.
+        """Raise an error if all hosts are this machine, as mpiexec would be exposed needlessly.
 
         Raises:
-            InvalidInput: they are, and nobody trusts the network.
+            InvalidInput: All hosts are this machine, and the network is not trusted.
         """
         if not self.hosts or self.trusted_network:
             return
         if {host.name for host in self.hosts} <= {*_names()}:
             raise InvalidInput(
-                "hosts= name this machine alone, and mpiexec over hosts listens on every interface "
-                "without a key: leave hosts= out, or give trusted_network=True where you trust the "
+                "hosts= names only this machine, and mpiexec over hosts listens on every interface "
+                "without a key: remove hosts=, or give trusted_network=True if you trust the "
                 "network"
             )
 
@@ -242,149 +255,157 @@ class Start:
 
     @property
     def name(self) -> str:
-        """By which clusters of one shape share their engines."""
+        """Name that is equal for equal numbers of ranks and threads and equal launch options."""
         shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
         shape += f"-{self.spares}spare" if self.spares else ""
         shape += "-trusted" if self.trusted_network else ""
         if self.is_local:
             return shape
-        told = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]
-        return f"{shape}-{self.launcher}-{told}"
+        checksum = digest([self.to_json(), os.environ.get("SLURM_JOB_ID", ""), *self.login])[:6]
+        return f"{shape}-{self.launcher}-{checksum}"
 
     @property
     def in_allocation(self) -> bool:
-        """Whether this process is in a job of Slurm already, whose nodes the ranks take."""
+        """Whether the ranks use the nodes of the Slurm job in which this process runs."""
         return self.launcher == "slurm" and "SLURM_JOB_ID" in os.environ
 
     @property
     def queues(self) -> bool:
-        """Whether a job of its own has to wait for nodes."""
+        """Whether the ranks need a job of their own, which waits in Slurm's queue."""
         return self.launcher == "slurm" and not self.in_allocation
 
     @property
     def starter(self) -> str:
-        """The command that starts the ranks."""
-        return "srun" if self.launcher == "slurm" and self.step == "srun" else "mpiexec"
+        """The command that starts the ranks: "mpiexec" or "srun"."""
+        return "srun" if self.launcher == "slurm" and self.launch_command == "srun" else "mpiexec"
 
     @cached_property
     def login(self) -> list[str]:
-        """Words before commands for the login node; the same to the end, whatever ends before."""
+        """Words that prefix commands for the login node, cached because a testbed may end first."""
         return connection.login()
 
     def environment(self, job: str) -> dict[str, str]:
-        """Variables of the ranks, and of what starts them.
+        """Return the environment variables of the ranks and of the command that starts them.
 
         Args:
-            job: the name of the job that is queued for them.
+            job: Name of the Slurm job.
         """
-        found = launcher.environment(self.threads, over_hosts=not self.is_local)
+        variables = launcher.environment(self.threads, over_hosts=not self.is_local)
         if self.queues:
-            found[JOB] = job
-        found |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
+            variables[JOB] = job
+        variables |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
         if self.launcher == "hosts":
             agent = self.agent or shlex.join(connection.agent())
-            found |= dict.fromkeys(AGENTS, SSH if agent == "ssh" else agent) | BY_AGENT
-        return found
+            variables |= dict.fromkeys(AGENTS, SSH if agent == "ssh" else agent) | BY_AGENT
+        return variables
 
     def command(self, job: str, variables: Sequence[str]) -> list[str]:
-        """The words that start ranks, before `-n` and their number.
+        """Return the command line that starts ranks, without `-n` and the number of ranks.
 
         Args:
-            job: the name of the job to queue for them.
-            variables: names of those that ranks need; Slurm's own commands hand on all.
+            job: Name of the Slurm job.
+            variables: Names of environment variables that mpiexec passes to the ranks; salloc and
+                srun pass all variables.
         """
         if self.is_local:
             return launcher.mpiexec(outlives=self.fault_tolerant)
-        spread = ["--map-by", "slot" if self.place == "core" else "node"]
-        # In a folder that is everywhere: the work's need not be, and each call changes to it.
-        started = [*launcher.mpiexec(outlives=self.fault_tolerant), *spread, "--wdir", "/"]
-        started += [word for name in variables for word in ("-x", name)]
+        mapping = ["--map-by", self.map_by]
+        # The start folder "/" exists on every host; each call changes to the caller's folder.
+        mpiexec = [*launcher.mpiexec(outlives=self.fault_tolerant), *mapping, "--wdir", "/"]
+        mpiexec += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
-            named = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            return [*self.login, *started, "--host", named]
+            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+            return [*self.login, *mpiexec, "--host", hosts]
         if self.in_allocation:
-            return started if self.step == "mpiexec" else [*self._srun(), "--overlap"]
-        each = -(-self.ranks // self.nodes)
-        sized = [f"--nodes={self.nodes}", f"--ntasks={self.ranks}", f"--ntasks-per-node={each}"]
-        # Last, where they win: by its name the job is found.
-        asked = [*shlex.split(self.options), *sized, f"--cpus-per-task={self.threads}"]
-        asked.append(f"--job-name={job}")
-        if self.step == "srun":
-            return [*self.login, *self._srun(), *asked]
-        return [*self.login, "salloc", *asked, *started]
+            return mpiexec if self.launch_command == "mpiexec" else [*self._srun(), "--overlap"]
+        tasks_per_node = -(-self.ranks // self.nodes)
+        size = [
+            f"--nodes={self.nodes}",
+            f"--ntasks={self.ranks}",
+            f"--ntasks-per-node={tasks_per_node}",
+        ]
+        # The job's size and name come last, because later options override earlier options.
+        options = [*shlex.split(self.options), *size, f"--cpus-per-task={self.threads}"]
+        options.append(f"--job-name={job}")
+        if self.launch_command == "srun":
+            return [*self.login, *self._srun(), *options]
+        return [*self.login, "salloc", *options, *mpiexec]
 
     def _srun(self) -> list[str]:
-        spread = f"--distribution={DISTRIBUTIONS[self.place]}"
-        return ["srun", "--mpi=pmix", "--chdir=/", "--kill-on-bad-exit=1", spread]
+        mapping = f"--distribution={DISTRIBUTIONS[self.map_by]}"
+        return ["srun", "--mpi=pmix", "--chdir=/", "--kill-on-bad-exit=1", mapping]
 
     def address(self) -> str:
-        """The address of this machine on which the controller listens, and on no other.
+        """Return the one address of this machine on which the controller listens.
 
         Raises:
-            LabkitError: hosts reach it by several; the message says how to choose.
+            LabkitError: Hosts reach this machine by different addresses; the message says how to
+                choose an address.
         """
         if self.is_local:
             return LOOPBACK
         if self.interface:
             return self.interface
         if self.launcher == "hosts":
-            return connection.own_address(connection.addresses([host.name for host in self.hosts]))
+            return connection.local_address(
+                connection.addresses([host.name for host in self.hosts])
+            )
         if self.in_allocation:
             nodes = self.queue().nodes(named=os.environ["SLURM_JOB_NODELIST"])
         else:
             nodes = self.queue().nodes(self.partition)
-        return connection.own_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
+        return connection.local_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
 
     @property
     def partition(self) -> str | None:
-        """Whose nodes a job asks for; None: Slurm's default."""
+        """Partition of the Slurm job; None: Slurm's default partition."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("-p", "--partition", default=os.environ.get("SALLOC_PARTITION"))
-        found: str | None = parser.parse_known_args(shlex.split(self.options))[0].partition
-        return found
+        name: str | None = parser.parse_known_args(shlex.split(self.options))[0].partition
+        return name
 
     def queue(self) -> Queue:
-        """Slurm's, by the commands of the login node."""
+        """Return an object that queries Slurm's queue by commands on the login node."""
         return Queue(self.login)
 
     def trouble(self) -> str:
-        """What is wrong with each of the hosts; "" where nothing is known to be."""
+        """Return the problems of the hosts as text, or "" if none are known."""
         if self.launcher != "hosts":
             return ""
         agent = shlex.split(self.agent) or connection.agent()
-        answers = probe([host.name for host in self.hosts], agent)
-        return "; ".join(answer.trouble for answer in answers if answer.trouble)
+        results = probe([host.name for host in self.hosts], agent)
+        return "; ".join(result.trouble for result in results if result.trouble)
 
-    def check_world(self, met: Sequence[Met]) -> None:
-        """Raise InvalidInput unless ranks are one MPI world on the hosts that were asked for."""
-        sizes = Counter(each.size for each in met)
+    def check_world(self, infos: Sequence[RankInfo]) -> None:
+        """Raise InvalidInput unless the ranks share one MPI_COMM_WORLD on the requested hosts."""
+        sizes = Counter(info.size for info in infos)
         if set(sizes) != {self.ranks}:
-            told = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
-            raise InvalidInput(f"{self.ranks} ranks make {told}, not one: {self._why_apart()}")
-        hosts = list(dict.fromkeys(each.host for each in met))
-        # In an allocation, which may have more nodes than these ranks fill, any of them will do.
+            worlds = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
+            raise InvalidInput(f"{self.ranks} ranks form {worlds}, not one: {self._why_apart()}")
+        hosts = list(dict.fromkeys(info.host for info in infos))
+        # A Slurm job may have more nodes than these ranks need, so any of its nodes are accepted.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
         raise InvalidInput(
             f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), "
-            f"and {self._hosts_wanted()} were asked for"
+            f"but {self._hosts_wanted()} were requested"
         )
 
     def _why_apart(self) -> str:
         if self.starter == "srun":
             return (
-                "the step ran without PMIx (--mpi=none, or Slurm has no plugin for it); "
-                "`srun --mpi=list` shows what this site has, and step='mpiexec' needs none"
+                "the step ran without PMIx (--mpi=none, or Slurm has no plugin for PMIx); "
+                "`srun --mpi=list` shows the plugins, and launch_command='mpiexec' needs none"
             )
         return (
-            "mpiexec and the MPI library of mpi4py do not belong together; "
-            "`labkit doctor` names both, and says how to choose"
+            "mpiexec and the MPI library of mpi4py do not match; "
+            "`labkit doctor` shows both, and says how to choose"
         )
 
     def _hosts_wanted(self) -> int:
         if self.launcher == "slurm":
             return self.nodes
-        if self.place == "node":
+        if self.map_by == "node":
             return min(len(self.hosts), self.ranks)
         filled = accumulate(host.slots for host in self.hosts)
         return 1 + sum(slots < self.ranks for slots in filled)

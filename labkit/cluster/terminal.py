@@ -1,4 +1,4 @@
-"""What a person sees while ranks work, where there are no widgets: a line."""
+"""The progress line of a run in a terminal or in a log file."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from labkit.cluster.run_progress import ProgressView
 
 
 def in_notebook() -> bool:
-    """Whether widgets can be seen: in the kernel of a notebook that a person has open."""
+    """Return whether this process is the kernel of an interactive notebook, which shows widgets."""
     if "LABKIT_JOB" in os.environ or "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def line() -> Line:
-    """The line of a terminal, which is rewritten; in a batch job's log a few lines that stay."""
+def line() -> ProgressLine:
+    """Return a progress line that a terminal rewrites, or that a log gets every 5 s."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
-        return Line(every=0.2, end="")
-    return Line(every=5.0, end="\n")
+        return ProgressLine(every=0.2, end="")
+    return ProgressLine(every=5.0, end="\n")
 
 
-class Line:
-    """One line: step, loss, samples per second of each rank, time left."""
+class ProgressLine:
+    """A line with the step, the loss, the samples/s of each rank, and the time left."""
 
     def __init__(self, every: float, end: str) -> None:
         self.every, self.end = every, end
         self._shown_at, self._shown = 0.0, ""
 
     def draw(self, live: ProgressView) -> None:
-        """Rewrite the line, at most every so many seconds."""
+        """Rewrite the line, at most once in `every` seconds."""
         if time.monotonic() - self._shown_at > self.every:
             self._print(live, self.end)
 
     def close(self, live: ProgressView) -> None:
-        """Leave the last line standing."""
+        """Print the run's last progress line, with a line break."""
         self._print(live, "\n")
 
     def _print(self, live: ProgressView, end: str) -> None:
         text = _text(live)
-        # A line that says nothing new would fill a log.
+        # A repeated line would fill a log.
         if not live.rows or text + end == self._shown:
             return
         self._shown_at, self._shown = time.monotonic(), text + end
@@ -51,14 +51,14 @@ class Line:
 
 
 def _text(live: ProgressView) -> str:
-    tally, outline = live.tally, live.outline
-    speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(tally.ranks.items()) if r.speed]
-    left = tally.seconds_left
+    progress, outline = live.progress, live.outline
+    speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(progress.ranks.items()) if r.speed]
+    seconds_left = progress.seconds_left
     return "  ".join(
         [
-            f"{outline.label}  epoch {tally.epoch + 1}/{outline.epochs}",
-            f"step {tally.steps}  loss {tally.loss:.4f}",
+            f"{outline.label}  epoch {progress.epoch + 1}/{outline.epochs}",
+            f"step {progress.steps}  loss {progress.loss:.4f}",
             *speeds,
-            *([f"{left:.0f} s left"] if left and live.run is None else []),
+            *([f"{seconds_left:.0f} s left"] if seconds_left and live.run is None else []),
         ]
     )

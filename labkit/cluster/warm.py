@@ -1,12 +1,12 @@
-"""Warm engines: a cluster that has imported what training needs, and waits for its one user.
+"""Warm engines: a prestarted cluster that has imported the modules of training.
 
     python -m labkit.cluster.warm FOLDER START SECONDS
 
-The process of this module holds a lease on the cluster of the usual name for a shape. The first
-`Cluster(workers=…)` that comes ends this lease as it takes its own, under the start lock. From
-there on the cluster is as if its user had started it, and ends with the user: nobody finds what
-another has left. The next one is warmed when the cluster and those who used it have ended, so that
-it disturbs nothing that they measure.
+This process holds a lease on the cluster with the default name for given launch options. The first
+`Cluster` with these options claims the warm engines: it ends this lease under the start lock and
+acquires its own. From then on the cluster belongs to its user and ends with that user, so no user
+sees the state of another. This process warms the next cluster after the end of the cluster and of
+its users, so that the start does not disturb their measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import psutil
 
 from labkit.cluster import launch
-from labkit.cluster.cluster_name import SHAPING, absolute, folder_of, usual_name
+from labkit.cluster.cluster_name import SHAPING, absolute, default_name, folder_of
 from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
 from labkit.cluster.start import Start
 from labkit.common import imports
@@ -39,81 +39,82 @@ from labkit.records.endings import terminate
 if TYPE_CHECKING:
     import ipyparallel
 
-LOCK, FILE = "warm.lock", "warm.json"  # in a cluster's folder
-LOOK_EVERY = 0.25  # seconds
-ENDS = 90.0  # seconds in which a cluster has ended
-# All that warm engines have of a terminal; their user brings the rest.
+LOCK, FILE = "warm.lock", "warm.json"  # files in a cluster's folder
+POLL_INTERVAL = 0.25  # seconds
+ENDS = 90.0  # maximum seconds to wait for the end of a cluster
+# Variables that warm engines inherit from the terminal of `labkit prestart`; the process that
+# claims the engines supplies its other variables.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
-class Standing(TypedDict):
-    """What is said of engines that are kept warm."""
+class WarmStatus(TypedDict):
+    """The status of engines that are kept warm."""
 
-    state: str  # warming, warm, or used: others have such a cluster
+    state: str  # "warming", "warm", or "used" if a user has claimed the cluster
     workers: int
     threads: int
-    pid: int  # of who keeps them
-    seconds: float  # that the last start took
-    bytes: int  # of memory that its processes have alone
-    idle: float  # seconds after which they end without a user
-    since: float  # the epoch's seconds
+    pid: int  # of the process that keeps them warm
+    seconds: float  # duration of the last start
+    bytes: int  # total unique memory (USS) of the processes
+    idle: float  # seconds until unused engines end
+    since: float  # Unix time of this status
 
 
-class Pool(NamedTuple):
-    """Who keeps the engines of one shape warm.
+class WarmPool(NamedTuple):
+    """Keeps engines warm for clusters with the same launch options.
 
     Attributes:
-        folder: of the cluster.
-        how: its ranks start.
-        idle: seconds after which it ends, without a user.
+        folder: Folder of the cluster.
+        how: Launch options of the ranks.
+        idle: Seconds until unused engines end.
     """
 
     folder: Path
     how: Start
     idle: float
 
-    def keep(self) -> None:
-        """Warm one cluster after the other, until one of them finds no user."""
-        while self._stand() and self._wait_for_users():
+    def run(self) -> None:
+        """Warm one cluster after the other, until no process claims one for `idle` seconds."""
+        while self._keep_warm() and self._wait_for_users():
             pass
 
-    def _stand(self) -> bool:
-        """Keep a cluster warm; whether it has found a user, or its user was there before."""
+    def _keep_warm(self) -> bool:
+        """Keep a cluster warm; return whether a process has claimed it or was already using it."""
         lease = None
         try:
             with locked(self.folder / "start.lock"):
                 if launch.is_up(self.folder):
                     return True
                 check_ranks(self.how.ranks)
-                self._say("warming")
+                self._write_status("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
-                if launch.state(self.folder)["warm"] is None:  # a user's start, given up
+                if launch.state(self.folder)["warm"] is None:  # another process has started it
                     return True
-            self._say("warm")
+            self._write_status("warm")
             end = time.monotonic() + self.idle
             while lease.path.exists() and time.monotonic() < end:
                 if (how := launch.end(self.folder)) is not None:
                     raise LabkitError(f"the warm engines have ended: {how.message}")
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_INTERVAL)
             return not lease.path.exists()
         finally:
             if lease is not None:
-                self._let_go(lease)
+                self._release(lease)
 
-    def _let_go(self, lease: Lease) -> None:
-        """Give the lease back, and see the end of a cluster that nobody has taken."""
+    def _release(self, lease: Lease) -> None:
+        """Release the lease, and wait for the end of a cluster that no user has claimed."""
         with locked(self.folder / "start.lock"):
-            taken = not lease.path.exists()
+            claimed = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        # Its keeper, a child of this process, is the last of it.
-        while not taken and _wait_for_children() and time.monotonic() < end:
-            taken = bool(launch.leases(self.folder))
+        # The cluster's keeper is a child of this process and ends after the engines.
+        while not claimed and _wait_for_children() and time.monotonic() < end:
+            claimed = bool(launch.leases(self.folder))
 
     def _wait_for_users(self) -> bool:
-        """Wait for the end of the cluster and of those who have used it; False: for too long."""
-        self._say("used")
+        """Wait for the end of the cluster and of its users; return False after `idle` seconds."""
+        self._write_status("used")
         users: set[int] = set()
         last = time.monotonic()
         while time.monotonic() - last < self.idle:
@@ -122,168 +123,172 @@ class Pool(NamedTuple):
                 last = time.monotonic()
             elif not any(map(psutil.pid_exists, users)):
                 return True
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         return False
 
-    def _say(self, state: str) -> None:
-        said = launch.state(self.folder)
-        told = Standing(
+    def _write_status(self, state: str) -> None:
+        record = launch.state(self.folder)
+        status = WarmStatus(
             state=state,
             workers=self.how.workers,
             threads=self.how.threads,
             pid=os.getpid(),
-            seconds=(said["warm"] or 0.0) if state == WARM else 0.0,
-            bytes=memory(said["pid"]) if state == WARM and said["pid"] else 0,
+            seconds=(record["warm"] or 0.0) if state == WARM else 0.0,
+            bytes=memory(record["pid"]) if state == WARM and record["pid"] else 0,
             idle=self.idle,
             since=time.time(),
         )
-        store.write_json(self.folder / FILE, told)
+        store.write_json(self.folder / FILE, status)
 
 
-def start(how: Start, idle: float) -> tuple[Standing, bool]:
-    """Keep engines of this shape warm, from a process that outlives this one.
+def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
+    """Keep engines for these launch options warm, by a process that outlives this process.
 
     Args:
-        how: they start.
-        idle: seconds after which they end, without a user.
+        launch_options: Launch options of the ranks.
+        idle: Seconds until unused engines end.
 
     Returns:
-        what is said of them, and whether they were kept already.
+        The status of the engines, and whether they were already kept warm.
 
     Raises:
-        InvalidInput: this machine is too small for them.
-        LabkitError: they did not start.
+        InvalidInput: The machine is too small for them.
+        LabkitError: The engines did not start.
     """
-    folder = folder_of(usual_name(how))
+    folder = folder_of(default_name(launch_options))
     folder.mkdir(exist_ok=True, mode=0o700)
-    if (there := standing(folder)) is not None:
-        return there, True
-    check_ranks(how.ranks)
-    (folder / FILE).unlink(missing_ok=True)  # an earlier one's
+    if (status := read_status(folder)) is not None:
+        return status, True
+    check_ranks(launch_options.ranks)
+    (folder / FILE).unlink(missing_ok=True)  # the status of an earlier process
     with (folder / "warm.log").open("wb") as log:
         words = [sys.executable, "-P", "-m", "labkit.cluster.warm"]
         keeper = subprocess.Popen(
-            [*words, str(folder), how.to_json(), str(idle)],
+            [*words, str(folder), launch_options.to_json(), str(idle)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=folder,  # where no module of anybody's lies
+            cwd=folder,  # a folder without Python modules
             env=inherited(),
             start_new_session=True,
         )
     try:
-        while (said := standing(folder)) is None or said["state"] == "warming":
+        while (current := read_status(folder)) is None or current["state"] == "warming":
             if keeper.poll() is not None:
                 raise LabkitError(launch.last_line(folder / "warm.log"))
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
     except KeyboardInterrupt:
         keeper.terminate()
         keeper.wait()
         raise
-    return said, False
+    return current, False
 
 
 def inherited() -> dict[str, str]:
-    """The variables of who starts engines for others: those that shape engines, and few more."""
-    own = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
-    return absolute(own) | bytecode_variables()
+    """Return the environment variables that warm engines inherit (`SHAPING` and `CARRIED`)."""
+    variables = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
+    return absolute(variables) | bytecode_variables()
 
 
-def stop(workers: int | None = None, threads: int | None = None) -> list[Standing]:
-    """End those who keep engines warm, of this shape or all; clusters in use go on.
+def stop(workers: int | None = None, threads: int | None = None) -> list[WarmStatus]:
+    """End processes that keep engines of this size warm (default: all); used clusters continue.
 
     Returns:
-        what was said of each.
+        The last status of the engines of each ended process.
 
     Raises:
-        LabkitError: one does not end.
+        LabkitError: A process does not end.
     """
     ended = []
     for folder in sorted(runtime_folder("clusters").glob("*")):
-        said = standing(folder)
-        if said is None or workers not in (None, said["workers"]):
+        status = read_status(folder)
+        if status is None or workers not in (None, status["workers"]):
             continue
-        if threads not in (None, said["threads"]):
+        if threads not in (None, status["threads"]):
             continue
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(said["pid"], signal.SIGTERM)
+        with suppress(ProcessLookupError):  # the process has just ended
+            os.kill(status["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
-            raise LabkitError(f"process {said['pid']}, which keeps engines warm, does not end")
-        ended.append(said)
+            raise LabkitError(f"process {status['pid']}, which keeps engines warm, does not end")
+        ended.append(status)
     return ended
 
 
-def take_over(folder: Path, client: ipyparallel.Client) -> None:
-    """Let warm engines be as this process would have started them, where nobody has used them."""
+def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
+    """Give unclaimed warm engines this process's environment, as if it had started them."""
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return
-    with locked(folder / "start.lock"):  # who comes at the same moment waits, and uses them then
+    with locked(folder / "start.lock"):  # a second process waits and finds them claimed
         if mark.exists():
-            here = {"PWD": os.getcwd(), imports.VARIABLE: imports.folder()}
-            own = os.environ | bytecode_variables() | here
-            client[:].apply_sync(settle, os.getcwd(), own)
+            here = {"PWD": os.getcwd(), imports.VARIABLE: imports.extra_folders()}
+            environment = os.environ | bytecode_variables() | here
+            client[:].apply_sync(adopt_environment, os.getcwd(), environment)
             mark.unlink()
-            said = launch.state(folder)
-            told = f"{plural(len(said['engines']), 'MPI engine')}, kept warm since a start of"
-            print(f"{told} {said['warm'] or 0:.1f} s", file=sys.stderr, flush=True)
+            record = launch.state(folder)
+            engines = f"{plural(len(record['engines']), 'MPI engine')}, already warm"
+            print(
+                f"{engines} after a start of {record['warm'] or 0:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
-def settle(folder: str, environment: Mapping[str, str]) -> None:
-    """Be, on a warm engine, where and with what who takes it would have started it."""
+def adopt_environment(folder: str, environment: Mapping[str, str]) -> None:
+    """Change a warm engine's working directory and environment to those of the claiming process."""
     os.chdir(folder)
-    own = {**environment, KEEPER: os.environ[KEEPER]}
-    for name in [each for each in os.environ if each.startswith(CARRIED) and each not in own]:
-        del os.environ[name]  # another terminal's
-    for name, value in own.items():
-        # All else that is there has been set since: by mpiexec, ipykernel, TensorFlow.
+    variables = {**environment, KEEPER: os.environ[KEEPER]}
+    for name in [n for n in os.environ if n.startswith(CARRIED) and n not in variables]:
+        del os.environ[name]  # the variable comes from another terminal
+    for name, value in variables.items():
+        # Variables that mpiexec, ipykernel or TensorFlow have set keep their values.
         if name not in os.environ or name.startswith(CARRIED):
             os.environ[name] = value
-    imports.add_inherited()
+    imports.append_inherited()
 
 
-def standing(folder: Path) -> Standing | None:
-    """What is said of the cluster of this folder by who keeps it warm; None: nobody does."""
+def read_status(folder: Path) -> WarmStatus | None:
+    """Return the status of this folder's warm cluster, or None if no process keeps it warm."""
     if not (folder / LOCK).exists() or not is_held(folder / LOCK):
         return None
     try:
-        said: Standing = json.loads((folder / FILE).read_text())
-    except FileNotFoundError:  # it has just come
+        status: WarmStatus = json.loads((folder / FILE).read_text())
+    except FileNotFoundError:  # the process has not written its status yet
         return None
-    return said
+    return status
 
 
 def _wait_for_children() -> list[psutil.Process]:
-    """Those that go on after a moment."""
-    left: list[psutil.Process] = psutil.wait_procs(psutil.Process().children(), LOOK_EVERY)[1]
-    return left
+    """Wait a moment, and return the child processes that are still running."""
+    running: list[psutil.Process] = psutil.wait_procs(psutil.Process().children(), POLL_INTERVAL)[1]
+    return running
 
 
 def memory(keeper: int) -> int:
-    """Bytes that would be free without this process, a keeper, and those that it has started."""
-    found = psutil.Process().memory_full_info().uss
-    with suppress(psutil.NoSuchProcess):  # somebody has taken them, and they have ended
+    """Return the unique memory in bytes of this process, a keeper, and the keeper's children."""
+    total = psutil.Process().memory_full_info().uss
+    with suppress(psutil.NoSuchProcess):  # the claimed engines may have ended
         started = psutil.Process(keeper)
-        for each in (started, *started.children(recursive=True)):
-            found += each.memory_full_info().uss
-    return int(found)
+        for process in (started, *started.children(recursive=True)):
+            total += process.memory_full_info().uss
+    return int(total)
 
 
-def main(folder: Path, how: Start, idle: float) -> None:
-    """Keep engines warm until they are not wanted for too long, or SIGTERM."""
+def main(folder: Path, launch_options: Start, idle: float) -> None:
+    """Keep engines warm until they are unused for `idle` seconds, or until SIGTERM."""
     lock, end = Lock(folder / LOCK), time.monotonic() + 2
-    while not lock.acquire():  # who asks whether it is held holds it for a moment
+    while not lock.acquire():  # a process that only tests the lock holds it for a moment
         if time.monotonic() > end:
-            raise SystemExit("engines of this shape are being warmed already")
+            raise SystemExit("engines of this shape are already kept warm")
         time.sleep(0.05)
     signal.signal(signal.SIGTERM, terminate)
     try:
-        Pool(folder, how, idle).keep()
+        WarmPool(folder, launch_options, idle).run()
     except LabkitError as error:
         raise SystemExit(str(error)) from None
-    except KeyboardInterrupt:  # what `terminate` raises
+    except KeyboardInterrupt:  # raised by `terminate`
         pass
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Start.of_json(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), Start.from_json(sys.argv[2]), float(sys.argv[3]))

@@ -1,1 +1,1 @@
-"""What every room may use and nothing of the field: errors, checked values, places, units, HTML."""
+"""Basic helpers that every package of labkit may import: errors, validation, paths, units, HTML."""

@@ -1,4 +1,4 @@
-"""What a value is, as JSON: what has equal JSON computes the same."""
+"""Canonical JSON of values; experiments with equal JSON compute the same result."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
-# What a file of JSON may hold. Sequence and Mapping, not list and dict: so a `dict[str, float]`
-# fits, too. Who reads such a file knows more than this, and says so with a TypedDict.
+# JSON is the type of any value of a JSON file. Sequence and Mapping, unlike list and dict, are
+# covariant, so a `dict[str, float]` fits, too. Readers that know the fields declare a TypedDict.
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
-LONG = 2000  # letters of a value that a function brings along; a longer one is a checksum
+SCHEMA = 2  # version of the records that labkit writes
+
+LONG = 2000  # maximum characters of a captured value; a checksum replaces a longer value
 
 
 def as_json(value: Any) -> JSON:
-    """A value as JSON: callables by name, source and what they bring along, arrays by checksum."""
-    # Inside: whatever names a file's content imports this module, `labkit ls` too.
+    """Return a value as JSON: callables by name, source and captured values, arrays by checksum."""
+    # NumPy and pydantic are imported here, because `labkit ls` and other light commands import this
+    # module, too.
     import numpy as np
     from pydantic import BaseModel
 
@@ -35,9 +38,9 @@ def as_json(value: Any) -> JSON:
     if isinstance(value, np.generic):
         value = value.item()
     elif hasattr(value, "shape"):
-        # Its bytes in one order: a view and its copy are the same data.
+        # An array view and its copy get the same bytes, because both are made contiguous.
         array = np.ascontiguousarray(value)
-        # Only its checksum: a data set has no place in a record.
+        # A data set is too large for a record, so only its checksum is stored.
         checksum = hashlib.sha256(array.tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
     known: JSON = value
@@ -45,51 +48,52 @@ def as_json(value: Any) -> JSON:
 
 
 def digest(record: JSON) -> str:
-    """SHA-256 of a JSON value."""
+    """Return the SHA-256 of a JSON value, as hexadecimal text."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def is_number(value: JSON) -> TypeGuard[float]:
-    """Whether a value is a number; True, which Python counts among them, is none."""
+    """Return whether a value is a number; Booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def label_of(value: Any) -> str:
-    """The name of a callable; of what has none, its kind."""
+    """Return the name of a callable, the class name of a callable object, or "arrays"."""
     return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
 
 
 def _source(function: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):  # typed into a bare interpreter: its code stands for its source
+    except (OSError, TypeError):  # an interactive interpreter keeps no source of functions
         import cloudpickle
 
         return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
 
 
-def _function(function: Callable[..., Any], told: list[FunctionType]) -> dict[str, JSON]:
-    """Name and source of a callable, and what it brings along; `told` are those already said."""
-    found: dict[str, JSON] = {"callable": label_of(function), "source": _source(function)}
+def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict[str, JSON]:
+    """Return name, source and captured values of a callable; `visited` stops recursion."""
+    record: dict[str, JSON] = {"callable": label_of(function), "source": _source(function)}
     if not isinstance(function, FunctionType):
-        return found
-    told.append(function)
-    own: dict[str, JSON] = {}
-    # Sorted: the same function has the same text, in whatever order Python found its names.
+        return record
+    visited.append(function)
+    values: dict[str, JSON] = {}
+    # The names are sorted, because equal functions must give equal JSON.
     for name, value in sorted(captured(function).items()):
-        if any(value is each for each in told):
-            continue  # each once: functions may call each other in any way
-        if _is_beside(value, function):
-            own[name] = _function(value, told)
+        if any(value is other for other in visited):
+            continue  # functions may call each other in a cycle
+        if _is_in_same_module(value, function):
+            values[name] = _function(value, visited)
         elif _is_plain(value):
-            own[name] = _short(value)
-    return found | ({"captured": own} if own else {})
+            values[name] = _short(value)
+    return record | ({"captured": values} if values else {})
 
 
 def captured(function: FunctionType) -> dict[str, Any]:
-    """What a function finds outside of itself: two models may differ in nothing else.
+    """Return the values that a function captures; models of equal source may differ in them.
 
-    Defaults, names of the functions around it, and globals, such as a notebook's parameters.
+    Captured values are the function's defaults, variables of enclosing functions, and globals such
+    as a notebook's parameters.
     """
     parameters = inspect.signature(function).parameters.values()
     values = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -99,24 +103,24 @@ def captured(function: FunctionType) -> dict[str, Any]:
 
 
 def _globals(code: CodeType) -> set[str]:
-    """The global names that a function reads, and the functions inside it."""
-    # From the bytecode: `getclosurevars` does not look into the functions inside a function.
-    own = {
+    """Return the global names that a function and its inner functions read."""
+    # The bytecode is read, because `inspect.getclosurevars` ignores inner functions.
+    names = {
         instruction.argval
         for instruction in dis.get_instructions(code)
         if instruction.opname == "LOAD_GLOBAL"
     }
     inner = [_globals(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return own.union(*inner)
+    return names.union(*inner)
 
 
-def _is_beside(value: Any, function: FunctionType) -> TypeGuard[FunctionType]:
-    """Whether a value is a function of the same notebook or file as another."""
+def _is_in_same_module(value: Any, function: FunctionType) -> TypeGuard[FunctionType]:
+    """Return whether a value is a function of the same notebook or module as `function`."""
     return isinstance(value, FunctionType) and value.__module__ == function.__module__
 
 
 def _short(value: Any) -> JSON:
-    """The value as JSON, or the checksum of a long one."""
+    """Return the value as JSON, or its checksum if the JSON is long."""
     record = as_json(value)
     text = json.dumps(record)
     if len(text) <= LONG:
@@ -126,7 +130,7 @@ def _short(value: Any) -> JSON:
 
 def _is_plain(value: Any) -> bool:
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        return not getattr(value.dtype, "hasobject", False)  # of objects, only addresses
+        return not getattr(value.dtype, "hasobject", False)  # such arrays contain only addresses
     try:
         json.dumps(value)
     except (TypeError, ValueError):

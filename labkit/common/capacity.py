@@ -1,4 +1,4 @@
-"""How many MPI ranks the memory and the cores of this machine allow."""
+"""The number of MPI ranks that the memory and the cores of this machine allow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labkit.common.units import plural
 # TensorFlow 2.21, Keras 3, Linux, one thread).
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
-OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"  # set by --force for all processes of a command
-# The memory limit of a container, as cgroups of version 2 and 1 state it.
+OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"  # environment variable that a command's --force sets
+# These files contain the memory limit of a container, for versions 2 and 1 of cgroups.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
@@ -23,9 +23,9 @@ class Capacity(NamedTuple):
     """Cores and memory of a machine.
 
     Attributes:
-        cores: that this process may use.
-        free: memory that is free, in GiB.
-        total: all memory, in GiB.
+        cores: Number of cores that this process may use.
+        free: Free memory in GiB.
+        total: Total memory in GiB.
     """
 
     cores: int
@@ -33,8 +33,8 @@ class Capacity(NamedTuple):
     total: float
 
     @property
-    def most(self) -> int:
-        """The hard limit: the ranks that fill all memory; at least one."""
+    def max_ranks(self) -> int:
+        """Maximum number of ranks that fit into the total memory; at least 1."""
         return max(1, int(self.total / RANK_GIB))
 
 
@@ -42,7 +42,7 @@ def capacity(groups: Path = Path("/sys/fs/cgroup")) -> Capacity:
     """Return the capacity of this machine, or of the container that limits it.
 
     Args:
-        groups: the folder in which Linux states the limits of a container.
+        groups: Folder of the cgroup file system.
     """
     import psutil
 
@@ -56,28 +56,30 @@ def capacity(groups: Path = Path("/sys/fs/cgroup")) -> Capacity:
 
 
 def check_ranks(ranks: int, oversubscribe: bool = False, machine: Capacity | None = None) -> None:
-    """Refuse more ranks than this machine can start.
+    """Raise an error if this machine's memory or cores do not suffice for a number of ranks.
 
     Args:
-        ranks: to start on this machine.
-        oversubscribe: allow more than its cores and its free memory; all its memory is the limit.
-        machine: default: this one.
+        ranks: Number of ranks to start on this machine.
+        oversubscribe: Whether the ranks may exceed the limits by cores and by free memory; the
+            total memory stays a limit.
+        machine: Capacity of the machine; default: this machine.
 
     Raises:
-        InvalidInput: the ranks do not fit.
+        InvalidInput: There are too many ranks for this machine.
     """
     machine = machine or capacity()
-    need = f"{plural(ranks, 'rank')} want at least {ranks * RANK_GIB:.1f} GiB of memory"
-    if ranks > machine.most:
+    need = f"{plural(ranks, 'rank')} need at least {ranks * RANK_GIB:.1f} GiB of memory"
+    if ranks > machine.max_ranks:
         raise InvalidInput(
-            f"{need}, this machine has {machine.total:.1f} GiB: allowed are {machine.most}; take "
-            "fewer workers (neither oversubscribe=True nor --force lifts this limit)"
+            f"{need}, but this machine has {machine.total:.1f} GiB; allowed are "
+            f"{machine.max_ranks}: use fewer workers (neither oversubscribe=True nor --force lifts "
+            "this limit)"
         )
     if oversubscribe or os.environ.get(OVERSUBSCRIBE):
         return
-    insist = "take fewer workers, or insist with oversubscribe=True (--force of a command)"
+    insist = "use fewer workers, or force it with oversubscribe=True (--force on the command line)"
     if ranks * RANK_GIB > machine.free:
-        raise InvalidInput(f"{need}, {machine.free:.1f} GiB are free; {insist}")
+        raise InvalidInput(f"{need}, but only {machine.free:.1f} GiB are free; {insist}")
     if ranks > RANKS_PER_CORE * machine.cores:
         raise InvalidInput(
             f"{plural(ranks, 'rank')} on {plural(machine.cores, 'core')}: allowed are "

@@ -1,4 +1,4 @@
-"""Which samples each worker has: alike ones, or by their labels."""
+"""The partition of samples among workers: identically distributed, or skewed by label."""
 
 from __future__ import annotations
 
@@ -17,40 +17,47 @@ _DIRICHLET = re.compile(r"dirichlet\(([^()]+)\)")
 
 
 def concentration(shards: str) -> float | None:
-    """α of "dirichlet(α)"; None for "iid" and "by_label". Raises ValueError for anything else."""
+    """Return the concentration α of "dirichlet(α)", or None for "iid" and "by_label".
+
+    Raises:
+        ValueError: The text names no partition.
+    """
     if shards in (IID, "by_label"):
         return None
-    found = _DIRICHLET.fullmatch(shards)
+    match = _DIRICHLET.fullmatch(shards)
     try:
-        alpha = float(found[1]) if found else 0.0
+        alpha = float(match[1]) if match else 0.0
     except ValueError:
         alpha = 0.0
     if not 1e-6 <= alpha < math.inf:
         raise ValueError(
-            f"shards={shards!r} is not known{hint(shards, (IID, 'by_label'))}; allowed: 'iid', "
+            f"data_partition={shards!r} is not known{hint(shards, (IID, 'by_label'))}; allowed: "
+            "'iid', "
             "'by_label', or 'dirichlet(α)' with a number from 1e-6 on, such as 'dirichlet(0.3)'"
         )
     return alpha
 
 
-def divided(
+def partition_samples(
     labels: NDArray[Any] | int, sizes: Sequence[int], shards: str = IID, seed: int = 0
 ) -> list[NDArray[np.int64]]:
-    r"""The samples of each worker: each sample in one shard, and shards as large as said.
+    r"""Return the indices of each worker's samples; the shards are disjoint.
 
-    "iid": by lot. "by_label": sorted by label, and cut. "dirichlet(α)": each worker has shares
-    \(q \sim \mathrm{Dir}(\alpha p)\) of the labels, where p are those of all samples, and draws its
-    samples by them; of a label that is used up nothing is drawn, so the last shards are what the
-    others have left. With α → ∞ shards are alike, with α → 0 each is of one label at first.
+    "iid" draws the shards at random. "by_label" sorts the samples by label and cuts the list into
+    shards. "dirichlet(α)" draws label proportions \(q \sim \mathrm{Dir}(\alpha p)\) for each
+    worker, where p are the label proportions of the whole data set. It then draws the worker's
+    samples with these proportions q. A label whose samples are used up is no longer drawn, so the
+    last shards receive the remaining samples. For α → ∞ all shards have the same label proportions.
+    For α → 0 each of the first shards has one label.
 
     Args:
-        labels: whole numbers, one a sample; for "iid" how many samples there are will do.
-        sizes: of the shards; they add up to the samples.
-        shards: see above.
-        seed: of the lots.
+        labels: Integer labels, one for each sample; for "iid", the number of samples suffices.
+        sizes: Number of samples of each shard; the sum is the number of all samples.
+        shards: Kind of partition: "iid", "by_label" or "dirichlet(α)".
+        seed: Seed of the random draws.
 
-    Source: T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution
-    for federated visual classification, 2019, arXiv 1909.06335.
+    Reference: T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data
+    distribution for federated visual classification, 2019, arXiv 1909.06335.
     """
     rng = np.random.default_rng(seed)
     alpha = concentration(shards)
@@ -63,26 +70,26 @@ def divided(
     if alpha is None:
         return np.split(order, ends)
     counts = np.unique(known, return_counts=True)[1]
-    stock = np.split(order, np.cumsum(counts)[:-1])  # by lot within a label
-    taken = np.zeros_like(counts)
-    found = []
+    stock = np.split(order, np.cumsum(counts)[:-1])  # in random order within a label
+    used = np.zeros_like(counts)
+    indices = []
     for size in sizes:
-        draws = _drawn(rng, size, rng.dirichlet(alpha * counts / counts.sum()), counts - taken)
-        parts = zip(stock, taken, taken + draws, strict=True)
-        found.append(np.concatenate([own[start:stop] for own, start, stop in parts]))
-        taken += draws
-    return found
+        draws = _draw_counts(rng, size, rng.dirichlet(alpha * counts / counts.sum()), counts - used)
+        parts = zip(stock, used, used + draws, strict=True)
+        indices.append(np.concatenate([samples[start:stop] for samples, start, stop in parts]))
+        used += draws
+    return indices
 
 
-def _drawn(
-    rng: np.random.Generator, size: int, shares: NDArray[np.float64], left: NDArray[np.int64]
+def _draw_counts(
+    rng: np.random.Generator, size: int, shares: NDArray[np.float64], available: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many samples of each label: by these shares, as long as there are any left."""
-    found = np.zeros_like(left)
-    while missing := size - int(found.sum()):
-        open_ = np.where(left > found, shares, 0.0)
-        if not open_.sum():  # what this worker would have is used up
-            open_ = (left - found).astype(np.float64)
-        draws = rng.multinomial(missing, open_ / open_.sum())
-        found = np.minimum(found + draws, left)
-    return found
+    """Draw the number of samples of each label in one shard, limited by the available samples."""
+    counts = np.zeros_like(available)
+    while missing := size - int(counts.sum()):
+        weights = np.where(available > counts, shares, 0.0)
+        if not weights.sum():  # all labels that this worker draws from are used up
+            weights = (available - counts).astype(np.float64)
+        draws = rng.multinomial(missing, weights / weights.sum())
+        counts = np.minimum(counts + draws, available)
+    return counts

@@ -1,4 +1,4 @@
-"""Pieces of HTML: every text in them is escaped here, and takes the page's own colours."""
+"""Small HTML elements with escaped text, in the colours of the page that contains them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from html import escape
 
 
 def card(title: str, *parts: str) -> str:
-    """Parts, which are HTML, under a title."""
+    """Return HTML elements below a title, which is text."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
 def line(text: str) -> str:
-    """A line of text."""
+    """Return HTML of one line of text."""
     return f"<div>{escape(text)}</div>"
 
 
 def pairs(values: Mapping[str, str]) -> str:
-    """A table of names and values."""
+    """Return an HTML table of names and values, or "" if there are none."""
     return table([[name, value] for name, value in values.items()]) if values else ""
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table whose first column names the rows."""
+    """Return an HTML table whose first column contains the row headers."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = "".join(
         f'<tr><th scope="row" style="text-align:left">{escape(first)}</th>'
@@ -34,21 +34,21 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def folded(summary: str, content: str) -> str:
-    """HTML that opens on a click."""
+    """Return HTML whose content is hidden until a click on the summary."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def preformatted(text: str) -> str:
-    """Text as it stands."""
+    """Return HTML that preserves the line breaks and blanks of a text."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def curve(values: Sequence[float], label: str, width: int = 240, height: int = 48) -> str:
-    """A small curve of values at equal distances; nothing of less than two."""
+    """Return a small SVG curve of equidistant values, or "" if there are fewer than two."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
-    # Equal values make a flat line, and no division by nothing.
+    # The range of equal values is 0, and the curve divides by the range.
     room = (high - low) or 1.0
     points = " ".join(
         f"{2 + (width - 4) * place / (len(values) - 1):.1f},"

@@ -1,6 +1,8 @@
-"""Where modules come from: the folders of a notebook and of its caller hide nothing installed.
+"""Import paths: processes may import from the folders of a notebook and of its caller.
 
-Every Python that labkit starts has the option -P: the folder that it stands in may be anybody's.
+Installed modules come first, so a module in these folders cannot replace an installed module. Every
+Python process of labkit starts with Python's option -P, because its working directory may belong to
+another user.
 """
 
 from __future__ import annotations
@@ -10,44 +12,46 @@ import os
 import sys
 from pathlib import Path
 
-# Names the folder of a notebook, and that of its caller, to the processes that work for it.
+# This environment variable passes the extra folders to child processes.
 VARIABLE = "LABKIT_MODULES"
-_SEPARATOR = "\n"  # of several folders; a colon stands in the names of some
-_added: list[str] = []  # what this process has put on its path
+_SEPARATOR = "\n"  # separates folders, whose names may contain a colon
+_added: list[str] = []  # folders that this module has added to `sys.path`
 
 
-def of_notebook(notebook: Path) -> str:
-    """Return the folders that a notebook imports from: its own as in JupyterLab, the caller's as
-    by papermill.
+def notebook_folders(notebook: Path) -> str:
+    """Return the folders that a notebook imports from, joined by newlines.
+
+    JupyterLab uses the notebook's folder, and papermill uses the caller's working directory.
     """
     return _SEPARATOR.join(dict.fromkeys([str(notebook.resolve().parent), os.getcwd()]))
 
 
-def split(places: str) -> list[str]:
-    """Return the folders that a text names."""
-    return [place for place in places.split(_SEPARATOR) if place]
+def split_folders(text: str) -> list[str]:
+    """Return the folders in a newline-separated text."""
+    return [path for path in text.split(_SEPARATOR) if path]
 
 
-def folder() -> str:
-    """Return the folders whose modules this process imports beside installed ones, or ""."""
+def extra_folders() -> str:
+    """Return the extra folders that this process imports from, joined by newlines, or ""."""
     here = os.getcwd()
-    may = any(os.path.realpath(place) == here for place in sys.path)  # "" is this folder, too
+    # The entry "" of `sys.path` stands for the working directory.
+    may = any(os.path.realpath(place) == here for place in sys.path)
     return os.environ.get(VARIABLE, here if may else "")
 
 
-def add(places: str) -> None:
-    """Import also from folders, last of all; processes that this one starts hear of them.
+def append_folders(places: str) -> None:
+    """Append folders to the import path of this process and of its future child processes.
 
     Args:
-        places: stand in for the folders before them; "" is none.
+        places: Newline-separated folders; they replace the folders of the previous call.
     """
-    sys.path[:] = [each for each in sys.path if each not in _added]
-    _added[:] = [place for place in split(places) if place not in sys.path]
+    sys.path[:] = [entry for entry in sys.path if entry not in _added]
+    _added[:] = [entry for entry in split_folders(places) if entry not in sys.path]
     sys.path += _added
     os.environ[VARIABLE] = places
     importlib.invalidate_caches()
 
 
-def add_inherited() -> None:
-    """Import also from the folders that the process names which has started this one."""
-    add(os.environ.get(VARIABLE, ""))
+def append_inherited() -> None:
+    """Append the import folders that the parent process has passed on in the environment."""
+    append_folders(os.environ.get(VARIABLE, ""))

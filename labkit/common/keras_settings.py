@@ -1,4 +1,4 @@
-"""What the user has set for Keras (keras.json, KERAS_BACKEND): alike on all ranks, or named."""
+"""The user's Keras settings (keras.json, KERAS_BACKEND), which labkit passes on to all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.common.errors import InvalidInput
 
-CARRIED = "LABKIT_KERAS"  # a variable of ranks: the settings of the caller
+CARRIED = "LABKIT_KERAS"  # environment variable that passes the caller's settings to ranks
 BACKEND = "tensorflow"
 DEFAULTS: dict[str, Any] = {
     "floatx": "float32",
@@ -20,59 +20,59 @@ DEFAULTS: dict[str, Any] = {
 
 
 def settings() -> dict[str, Any]:
-    """The caller's settings on a rank, else those of keras.json."""
-    carried = os.environ.get(CARRIED)
-    found = json.loads(carried) if carried else _file()
-    return {name: found.get(name, default) for name, default in DEFAULTS.items()}
+    """Return the Keras settings: the caller's settings on a rank, otherwise those of keras.json."""
+    text = os.environ.get(CARRIED)
+    values = json.loads(text) if text else _file()
+    return {name: values.get(name, default) for name, default in DEFAULTS.items()}
 
 
 def changed() -> dict[str, Any]:
-    """Those settings that differ from Keras's own defaults."""
+    """Return the Keras settings that differ from Keras's defaults."""
     return {name: value for name, value in settings().items() if value != DEFAULTS[name]}
 
 
 def carried() -> dict[str, str]:
-    """The variable by which settings travel to ranks, whose own keras.json may be another one."""
+    """Return the environment variable that passes the Keras settings to ranks on any host."""
     return {CARRIED: json.dumps(settings())}
 
 
 def backend() -> str:
-    """The backend that Keras takes in this process, by its own rules."""
+    """Return the backend that Keras uses in this process."""
     return os.environ.get("KERAS_BACKEND") or str(_file().get("backend", BACKEND))
 
 
 def refuse_other_backend() -> None:
-    """Raise InvalidInput unless Keras computes with TensorFlow here."""
+    """Raise InvalidInput unless the Keras backend of this process is TensorFlow."""
     if (chosen := backend()) != BACKEND:
         raise InvalidInput(f"{_named(chosen)}: labkit trains with TensorFlow; {_ADVICE}")
 
 
 def notes() -> Iterator[tuple[str, str]]:
-    """Yield what holds otherwise in runs than the user has set it, and what to do."""
-    found = changed()
+    """Yield each Keras setting of the user that runs ignore, with advice what to do instead."""
+    values = changed()
     if (chosen := backend()) != BACKEND:
         yield f"{_named(chosen)}: ranks compute with TensorFlow all the same", _ADVICE
-    if floatx := found.get("floatx"):
-        told = f"keras.json: floatx={floatx!r} does not hold in experiments"
-        yield told, f"give precision={floatx!r}"
-    if channels := found.get("image_data_format"):
-        told = f"keras.json: image_data_format={channels!r} does not hold for named models"
-        yield told, "their channels are last, and so are those of named data sets"
+    if floatx := values.get("floatx"):
+        note = f"keras.json: experiments ignore floatx={floatx!r}"
+        yield note, f"give precision={floatx!r}"
+    if channels := values.get("image_data_format"):
+        note = f"keras.json: named models ignore image_data_format={channels!r}"
+        yield note, "their channels are last, and so are those of named data sets"
 
 
 _ADVICE = f"export KERAS_BACKEND={BACKEND}"
 
 
 def _named(chosen: str) -> str:
-    told = f"KERAS_BACKEND={chosen}"
-    return told if os.environ.get("KERAS_BACKEND") else f"keras.json: backend={chosen!r}"
+    variable = f"KERAS_BACKEND={chosen}"
+    return variable if os.environ.get("KERAS_BACKEND") else f"keras.json: backend={chosen!r}"
 
 
 def _file() -> dict[str, Any]:
-    """What keras.json says; nothing where Keras cannot read it either."""
+    """Return the content of keras.json, or {} if the file is missing or invalid."""
     folder = Path(os.environ.get("KERAS_HOME", "~/.keras"))
     try:
-        found = json.loads((folder.expanduser() / "keras.json").read_text())
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
+        values = json.loads((folder.expanduser() / "keras.json").read_text())
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}

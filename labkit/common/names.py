@@ -1,4 +1,4 @@
-"""Names in text that other programs execute: each fits its format, or is refused in one line."""
+"""Formats of names, such as host names, that labkit writes into text for other programs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labkit.common.errors import InvalidInput, short
 
 
 class Format(NamedTuple):
-    """What a name may be.
+    """The allowed form of one kind of name.
 
     Attributes:
-        what: it is called in an error.
-        pattern: of the whole name.
-        longest: number of letters.
-        allowed: the pattern in words.
+        what: Noun for the name in error messages.
+        pattern: Regular expression that matches the whole name.
+        longest: Maximum number of characters.
+        allowed: Description of the pattern in words.
     """
 
     what: str
@@ -23,41 +23,41 @@ class Format(NamedTuple):
     longest: int
     allowed: str
 
-    def check(self, name: object, given: str = "") -> str:
-        """Return the name.
+    def validate(self, name: object, text: str = "") -> str:
+        """Return the name if it is valid.
 
         Args:
-            name: of whatever type.
-            given: the option that it comes from.
+            name: Value of any type.
+            text: Name of the option that contains the value, for the error message.
 
         Raises:
-            InvalidInput: it does not fit.
+            InvalidInput: The value is not a valid name.
         """
         if not isinstance(name, str) or len(name) > self.longest or not self.fits(name):
             raise InvalidInput(
-                f"{given and f'{given}: '}{short(name)} is no {self.what}; "
+                f"{text and f'{text}: '}{short(name)} is no {self.what}; "
                 f"allowed: {self.allowed}, at most {self.longest} letters"
             )
         return name
 
     def fits(self, name: str) -> bool:
-        """Whether the pattern is that of the name."""
+        """Return whether the whole name matches the pattern."""
         return re.fullmatch(self.pattern, name, re.ASCII) is not None
 
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _DOMAIN = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/"
-# No name begins with a dash: as a word of a command it would be an option.
+# No name begins with a dash, because a command would parse such a name as an option.
 HOST = Format(
     "name or address of a host",
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]",
     253,
-    "letters, digits, '.', '_' and '-', or [an address of IPv6]",
+    "letters, digits, '.', '_' and '-', or [an IPv6 address]",
 )
-LABEL = Format("name in Kubernetes", _LABEL, 63, "small letters, digits and '-'")
+LABEL = Format("name in Kubernetes", _LABEL, 63, "lowercase letters, digits and '-'")
 SUBDOMAIN = Format(
-    "name in Kubernetes", rf"{_LABEL}(?:\.{_LABEL})*", 253, "small letters, digits, '-' and '.'"
+    "name in Kubernetes", rf"{_LABEL}(?:\.{_LABEL})*", 253, "lowercase letters, digits, '-' and '.'"
 )
 KEY = Format(
     "file in a ConfigMap", r"[A-Za-z0-9._-]*[A-Za-z0-9_]", 253, "letters, digits, '-', '_' and '.'"

@@ -1,4 +1,4 @@
-"""An unknown name: the nearest names that are allowed, and the sentence that offers them."""
+"""Suggestions for error messages: the allowed names that are nearest to an unknown name."""
 
 from __future__ import annotations
 
@@ -10,56 +10,61 @@ from functools import wraps
 from typing import Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from labkit.common.errors import InvalidInput, short
+from labkit.common.renamed import name_today
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MOST = 3  # names that are offered
-LISTED = 20  # names that are listed beside an offer: more would hide it
+MOST = 3  # maximum number of suggested names
+LISTED = 20  # maximum length of a list of allowed names beside a suggestion
 
 
 class UnknownArgument(InvalidInput, TypeError):
-    """An argument by a name that the function does not have."""
+    """Raised for a keyword argument that the called function does not have."""
 
 
 def hint(name: object, allowed: Iterable[str]) -> str:
-    """` (did you mean 'epochs'?)`, or nothing where no name is near."""
-    near = [repr(each) for each in nearest(name, allowed)]
+    """Return ` (did you mean 'epochs'?)`, or "" if no allowed name is near."""
+    near = [repr(match) for match in nearest(name, allowed)]
     if not near:
         return ""
     return f" (did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?)"
 
 
 def nearest(name: object, allowed: Iterable[str]) -> list[str]:
-    """Return the names that are meant, likely ones: the one of the same letters, or initials.
+    """Return the allowed names that the user probably means, the likeliest first.
 
-    Else the one that differs by least, else those that contain the name.
+    A former name gives its new name. Otherwise a name with the same letters, in any order, or with
+    the same initials is returned. Without such a name, the closest spelling is returned, or else up
+    to three names that contain the given name.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']
     """
-    given = _letters(name) if isinstance(name, str) else ""
+    if today := name_today(name, [*allowed]):
+        return [today]
+    typed = _letters(name) if isinstance(name, str) else ""
     known: dict[str, str] = {}
-    for each in allowed if given else ():
-        known.setdefault(_letters(each), each)
-    moved = sorted(given)  # letters that have changed places, of which difflib counts too many
+    for candidate in allowed if typed else ():
+        known.setdefault(_letters(candidate), candidate)
+    moved = sorted(typed)  # difflib gives transposed letters too low a similarity
     for same in (
-        [each for letters, each in known.items() if letters == given],
-        [each for each in known.values() if _initials(each) == given],
-        [each for letters, each in known.items() if sorted(letters) == moved],
-        [known[letters] for letters in difflib.get_close_matches(given, known, n=1)],
+        [candidate for letters, candidate in known.items() if letters == typed],
+        [candidate for candidate in known.values() if _initials(candidate) == typed],
+        [candidate for letters, candidate in known.items() if sorted(letters) == moved],
+        [known[letters] for letters in difflib.get_close_matches(typed, known, n=1)],
     ):
         if same:
             return same[:1]
-    inside = [letters for letters in known if len(given) > 2 and given in letters]
-    inside.sort(key=lambda letters: (not letters.startswith(given), len(letters)))
+    inside = [letters for letters in known if len(typed) > 2 and typed in letters]
+    inside.sort(key=lambda letters: (not letters.startswith(typed), len(letters)))
     return [known[letters] for letters in inside[:MOST]]
 
 
 def listed(name: object, allowed: Collection[str], word: str = "allowed") -> str:
-    """The nearest names and all others: ` (did you mean 'a'?); allowed: a, b`.
+    """Return a text with the nearest and all allowed names: ` (did you mean 'a'?); allowed: a, b`.
 
-    A long list is left out where a name is near.
+    The list is omitted if it is long and a near name exists.
     """
     near = hint(name, allowed)
     if near and len(allowed) > LISTED:
@@ -68,34 +73,34 @@ def listed(name: object, allowed: Collection[str], word: str = "allowed") -> str
 
 
 def refuse_unknown(field: str, values: Iterable[object], allowed: Iterable[str]) -> None:
-    """Raise InvalidInput for the first value of a field that is none of the allowed names."""
+    """Raise InvalidInput for the first value of a field that is not an allowed name."""
     names = list(allowed)
     for value in values:
         if value not in names:
             raise InvalidInput(f"{field}={short(value)} is not known{listed(value, names)}")
 
 
-def words_of(annotation: object) -> list[str]:
-    """The words that a value of a type may be, as of `Literal["ring", "tree"] | None`."""
+def literal_strings(annotation: object) -> list[str]:
+    """Return the strings that a type allows: for `Literal["a", "b"] | None`, "a" and "b"."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal:
         return [word for word in parts if isinstance(word, str)]
-    return [word for part in parts for word in words_of(part)]
+    return [word for part in parts for word in literal_strings(part)]
 
 
 def named_arguments(
     *further: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorate a function: an argument of an unknown name is refused with the nearest known name.
+    """Return a decorator that rejects unknown keyword arguments and suggests the nearest name.
 
     Args:
-        further: names that the function's `**options` take.
+        further: Further allowed names, which the function accepts in its `**options`.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         parameters = inspect.signature(function).parameters.values()
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        names = [each.name for each in parameters if each.kind in kinds]
+        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
         allowed = [*(name for name in names if name not in ("self", "cls")), *further]
         called = function.__qualname__.removesuffix(".__init__")
 

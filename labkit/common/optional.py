@@ -1,4 +1,4 @@
-"""Libraries that only labkit's extras bring."""
+"""Imports of libraries that only labkit's optional extras install."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from labkit.common.errors import LabkitError
 
 
 def optional(module: str, extra: str) -> Any:
-    """A library that only one of labkit's extras brings.
+    """Import and return a library that one of labkit's extras installs.
 
-    Raises: LabkitError, with the line to paste, where it is not installed.
+    Args:
+        module: Name of the module.
+        extra: Name of the extra that installs the module.
+
+    Raises:
+        LabkitError: The library is not installed; the message contains the command to paste.
     """
     try:
         return import_module(module)

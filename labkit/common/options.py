@@ -1,4 +1,4 @@
-"""Options by name: what a user may set on a model or a data set, checked before a rank starts."""
+"""Named options of models and data sets, validated before any rank starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labkit.common.errors import InvalidInput, short
-from labkit.common.nearest import hint, listed, words_of
+from labkit.common.nearest import hint, listed, literal_strings
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -16,41 +16,56 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")
 
-# Strict: `true` in a parameters cell must not count as 1, nor "64" as 64.
+# The type is strict, because `true` in a notebook's parameters cell must not count as 1, nor "64"
+# as 64.
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Options(BaseModel):
-    """Base of all options; a field's description says what is allowed and ends up in the error."""
+    """Base class of all options; a field's description appears in its error message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def lookup(family: Mapping[str, Value], name: JSON, what: str) -> Value:
+def lookup(family: Mapping[str, Value], name: JSON, kind: str) -> Value:
     """Return `family[name]`.
 
-    Raises InvalidInput that lists the family and suggests the nearest name.
+    Args:
+        family: All known values by name.
+        name: The name to look up.
+        kind: Noun for the value in the error message, such as "model".
+
+    Raises:
+        InvalidInput: The name is unknown; the message lists the allowed names and suggests the
+            nearest name.
     """
     if isinstance(name, str) and name in family:
         return family[name]
-    raise InvalidInput(f"unknown {what} {short(name)}{listed(name, sorted(family))}")
+    raise InvalidInput(f"unknown {kind} {short(name)}{listed(name, sorted(family))}")
 
 
-def parse(options: type[Parsed], owner: str, given: Mapping[str, object]) -> Parsed:
-    """Return `given` as checked options; `owner` ("model 'mlp'") opens the message of an error.
+def parse(options: type[Parsed], owner: str, values: Mapping[str, object]) -> Parsed:
+    """Return the options as a validated model.
 
-    Raises InvalidInput for an unknown option or an impossible value, naming what is allowed.
+    Args:
+        options: Class of the options, whose fields are the option names.
+        owner: Start of an error message, such as "model 'mlp'".
+        values: Option values by option name.
+
+    Raises:
+        InvalidInput: An option is unknown or its value is invalid; the message names what is
+            allowed.
     """
     try:
-        return options.model_validate(dict(given))
+        return options.model_validate(dict(values))
     except ValidationError as error:
-        # One error at a time: the next may go with it.
+        # Only the first error is shown, because it may have caused all other errors.
         first = error.errors()[0]
     option = str(first["loc"][0])
     fields = options.model_fields
     if option in fields:
-        value = given.get(option, fields[option].default)
-        near = hint(value, words_of(fields[option].annotation))
+        value = values.get(option, fields[option].default)
+        near = hint(value, literal_strings(fields[option].annotation))
         raise InvalidInput(
             f"{owner}: {option}={short(value)} is impossible{near}; "
             f"allowed: {fields[option].description}"

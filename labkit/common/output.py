@@ -1,4 +1,4 @@
-"""Files that commands write: checked before any work, and nothing of anybody else's is replaced."""
+"""Output files of commands: paths are validated before the work, and other files are kept."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from labkit.common.errors import InvalidInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FORCE = "labkit.force"  # in a command's context
-_ENDS = 2**16  # bytes at the begin and the end of a file in which its mark stands
-# What labkit's own files say of themselves: pages, traces, rows of benchmarks and studies,
-# calibrations, what is written for other tools, and tables, by the columns that all have. Each
-# pattern passes once over a file: a stranger's must not take minutes.
+_FORCE = "labkit.force"  # key in the context of a click command
+_ENDS = 2**16  # number of bytes at each end of a file that are searched for a mark
+# These patterns recognize files that labkit writes: pages, traces, benchmark and study rows,
+# calibrations, exports for other tools, and tables (by their common columns). Each pattern scans a
+# file only once, because the search in a large file of another program must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
     rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
@@ -27,23 +27,23 @@ _MARKS = re.compile(
     rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
-_COLUMNS = (b"run", b"state", b"started")  # of a Parquet table, whose names stand at its end
+_COLUMNS = (b"run", b"state", b"started")  # column names of labkit's Parquet tables
 
 
 class OutputFile(click.Path):
-    """A file to write, in a folder that exists or can be made.
+    """A click parameter type: a file to write, in a folder that exists or can be created.
 
-    One that labkit has not written is replaced only with `--force`, which `output_option` adds.
+    A file that labkit has not written is replaced only with `--force`, which `output_option` adds.
     """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Check a path.
+        """Return the path after validation.
 
         Raises:
-            InvalidInput: it cannot be written, or is somebody else's.
+            InvalidInput: The file cannot be written, or labkit has not written the existing file.
         """
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is not None and not ctx.resilient_parsing:
@@ -52,17 +52,17 @@ class OutputFile(click.Path):
 
 
 def output_option(*names: str, **more: Any) -> Callable[[F], F]:
-    """Return a click option of an `OutputFile`; the command has `--force` beside it."""
+    """Return a click option of the type `OutputFile`; the command also gets `--force`."""
 
     def decorate(command: F) -> F:
         option = click.option(*names, type=OutputFile(), **more)(command)
-        known = [each.name for each in getattr(command, "__click_params__", [])]
+        known = [parameter.name for parameter in getattr(command, "__click_params__", [])]
         return option if "replace" in known else _FORCE_OPTION(option)
 
     return decorate
 
 
-def _note(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+def _store_force(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta[_FORCE] = value
 
 
@@ -70,39 +70,40 @@ _FORCE_OPTION = click.option(
     "--force",
     "replace",
     is_flag=True,
-    is_eager=True,  # read before the files that it is about
+    is_eager=True,  # click parses --force before the paths that it affects
     expose_value=False,
-    callback=_note,
+    callback=_store_force,
     help="Replace files that labkit has not written.",
 )
 
 
 def check_output(path: Path, replace: bool = False) -> None:
-    """Check that a file can be written, before anything is computed for it.
+    """Raise an error if an output file cannot be written, before any work starts.
 
     Args:
-        path: of the file.
-        replace: whether it may take the place of what labkit has not written.
+        path: Path of the file.
+        replace: Whether a file that labkit has not written may be replaced.
 
     Raises:
-        InvalidInput: its folder cannot be made or written, it is no file, or somebody else's.
+        InvalidInput: The folder cannot be created or written, the path is no regular file, or
+            labkit has not written the existing file.
     """
     try:
-        found = path.stat() if os.path.lexists(path) else None
+        status = path.stat() if os.path.lexists(path) else None
         folder = next((parent for parent in path.absolute().parents if parent.exists()), path)
     except (OSError, ValueError) as error:
         raise _refusal(path, getattr(error, "strerror", None) or str(error)) from error
-    if found is None:
+    if status is None:
         if not folder.is_dir():
             raise _refusal(path, f"{folder.name} is no folder")
         if len(os.fsencode(path.name)) > _longest_name(folder):
             raise _refusal(path, "its name is too long")
-    elif not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no file"
+    elif not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no file"
         raise _refusal(path, f"it is {kind}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _refusal(path, f"nothing can be written in {folder}")
-    if found is not None and not replace and not _is_own(path, found.st_size):
+    if status is not None and not replace and not _is_from_labkit(path, status.st_size):
         raise InvalidInput(
             f"{path} was not written by labkit: name another file, or give --force to replace it"
         )
@@ -121,8 +122,8 @@ def _longest_name(folder: Path) -> int:
         return 255
 
 
-def _is_own(path: Path, size: int) -> bool:
-    """Return whether a file is empty, or says that labkit has written it."""
+def _is_from_labkit(path: Path, size: int) -> bool:
+    """Return whether a file is empty or looks like a file that labkit has written."""
     try:
         with path.open("rb") as file:
             begin = file.read(_ENDS)

@@ -1,4 +1,4 @@
-"""Seconds, bytes and rates as people write them: the one parser of units."""
+"""A parser for times, sizes and data rates with units."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _TIMES = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
-_BITS = 1e6  # a second: links below are no testbed's
+_BITS = 1e6  # minimum bits/s of a link of a testbed
 
 
 class _Kind(NamedTuple):
-    """What is measured: the size of a unit in the base one, None for no such; words for errors."""
+    """A kind of quantity: the function that converts a unit to the base unit, and error text."""
 
     size: Callable[[str], float | None]
     allowed: str
 
 
 def _data(unit: str, rate: bool) -> float | None:
-    """Bytes of a unit of data, or bytes/s of one of a rate; b is a bit, B a byte."""
-    found = _DATA.fullmatch(unit)
-    if found is None:
+    """Return a data unit in bytes, or a rate unit in bytes/s; "b" is a bit, "B" a byte."""
+    match = _DATA.fullmatch(unit)
+    if match is None:
         return None
-    prefix, base, per = (found[1] or "").lower(), found[2], found[3]
+    prefix, base, per = (match[1] or "").lower(), match[2], match[3]
     bits = base == "b" or base.lower().startswith("bit")
     if not rate and (bits or per):
         return None
@@ -48,7 +48,7 @@ def _data(unit: str, rate: bool) -> float | None:
 
 _SECONDS = _Kind(_TIMES.get, "seconds, or a time such as '5ms', '0.1s', '2min' or '1h'")
 _BYTES = _Kind(
-    lambda unit: _data(unit, rate=False), "bytes, or such as '64KiB' or '4MB' (B is a byte)"
+    lambda unit: _data(unit, rate=False), "bytes, or a size such as '64KiB' or '4MB' (B is a byte)"
 )
 _RATE = _Kind(
     lambda unit: _data(unit, rate=True),
@@ -57,36 +57,51 @@ _RATE = _Kind(
 
 
 def parse_seconds(value: object, field: str = "time", allowed: str = _SECONDS.allowed) -> float:
-    """Seconds of a number, or of a text such as "5 ms". Raises: InvalidInput, naming the field."""
-    return _parsed(value, field, _SECONDS._replace(allowed=allowed))
+    """Convert a number, or a text such as "5 ms", to seconds.
+
+    Raises:
+        InvalidInput: The value is no valid time; the message names the field.
+    """
+    return _parse(value, field, _SECONDS._replace(allowed=allowed))
 
 
 def parse_limit(value: object, field: str = "limit") -> float:
-    """The same, above 0: how long a wait may last."""
+    """Convert a timeout to seconds, which must be above 0."""
     if seconds := parse_seconds(value, field):
         return seconds
     raise _refusal(field, value, "more than 0 s")
 
 
 def parse_bytes(value: object, field: str = "bytes") -> int:
-    """Bytes of a number, or of a text such as "64 KiB". Raises: InvalidInput, naming the field."""
-    return round(_parsed(value, field, _BYTES))
+    """Convert a number, or a text such as "64 KiB", to bytes.
+
+    Raises:
+        InvalidInput: The value is no valid size; the message names the field.
+    """
+    return round(_parse(value, field, _BYTES))
 
 
 def parse_rate(value: object, field: str = "bandwidth") -> float:
-    """Bytes/s of a number, or of a text such as "1 Gb/s". Raises: InvalidInput, naming the field.
+    """Convert a number, or a text such as "1 Gb/s", to bytes/s.
+
+    Raises:
+        InvalidInput: The value is no valid rate; the message names the field.
 
     >>> parse_rate("1Gb/s"), parse_rate("10 GB/s")
     (125000000.0, 10000000000.0)
     """
-    return _parsed(value, field, _RATE)
+    return _parse(value, field, _RATE)
 
 
 def bits_of(rate: str, field: str = "rate") -> int:
-    """Bits/s of the text of a rate, 1 Mb/s or more. Raises: InvalidInput, naming the field."""
+    """Convert a text such as "1Gb/s" to bits/s, which must be at least 1 Mb/s.
+
+    Raises:
+        InvalidInput: The value is no such rate; the message names the option `field`.
+    """
     allowed = "bits a second from 1Mb up, such as 100Mb or 1Gb/s"
     known = _RATE._replace(allowed=allowed)
-    if not isinstance(rate, str) or (bits := 8 * _parsed(rate, field, known)) < _BITS:
+    if not isinstance(rate, str) or (bits := 8 * _parse(rate, field, known)) < _BITS:
         raise _refusal(field, rate, allowed)
     return round(bits)
 
@@ -95,10 +110,10 @@ def _refusal(field: str, value: object, allowed: str) -> InvalidInput:
     return InvalidInput(f"{field}={short(value)} is impossible; give {allowed}")
 
 
-def _parsed(value: object, field: str, kind: _Kind) -> float:
+def _parse(value: object, field: str, kind: _Kind) -> float:
     number, unit = math.nan, ""
-    if isinstance(value, str) and (found := _QUANTITY.fullmatch(value)):
-        number, unit = float(found[1]), re.sub(r"\s", "", found[2] or "")
+    if isinstance(value, str) and (match := _QUANTITY.fullmatch(value)):
+        number, unit = float(match[1]), re.sub(r"\s", "", match[2] or "")
     elif isinstance(value, Real) and not isinstance(value, bool):
         number = float(value)
     size = kind.size(unit) if unit else 1.0
@@ -109,5 +124,5 @@ def _parsed(value: object, field: str, kind: _Kind) -> float:
 
 
 def _product(number: float, size: float) -> float:
-    # By division, which rounds once: 50 / 1e6 is 5e-05, but 50 * 1e-6 is not.
+    # A division by 1e6 rounds once, unlike a product with 1e-6: 50 / 1e6 == 5e-05 != 50 * 1e-6.
     return number * size if size >= 1 else number / round(1 / size)

@@ -1,4 +1,4 @@
-"""Which rows each rank sees at each step: pure arithmetic, the same on every rank."""
+"""The data set rows on which each rank trains at each step; every rank computes the same plan."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.common.data_partition import IID, divided
+from labkit.common.data_partition import IID, partition_samples
 
 
 def cut(total: int, capacities: Sequence[float]) -> list[int]:
-    r"""Boundaries that divide `total` rows by the ranks' capacities.
+    r"""Return boundaries that divide `total` rows in proportion to the weights of the ranks.
 
-    Rank r takes rows \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\), where \(C\) is the
-    cumulative share: 10 rows by capacities 1, 1, 2 -> [0, 2, 5, 10].
+    Rank r gets rows \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\), where \(C\) is the
+    cumulative share of the weights: 10 rows with weights 1, 1, 2 -> [0, 2, 5, 10].
     """
     shares = np.concatenate([[0.0], np.cumsum(capacities)]) / np.sum(capacities)
-    # One unit in the last place must not push a boundary below a whole number.
+    # Without the tolerance, a rounding error could lower a boundary that is a whole number.
     return [int(np.floor(total * share + 1e-9)) for share in shares]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The batches of a training run over rows 0 … rows-1.
 
-    With `owned=False` each epoch is one permutation of all rows, so that runs with other numbers
-    of ranks see the same global batches and their curves can be laid on each other. With
-    `owned=True` each rank keeps the rows that it was given at the start and shuffles among those
-    (Vishnu et al. 2016, arXiv 1603.02339: rank 0 reads the samples and scatters them); global
-    batches are then those of all ranks' rows together.
+    With `owned=False` each epoch is one permutation of all rows. Runs with different numbers of
+    ranks then train on the same global batches, so their loss curves are comparable. With
+    `owned=True` each rank keeps its initial rows and shuffles only these rows (Vishnu et al. 2016,
+    arXiv 1603.02339: rank 0 reads the samples and scatters them). A global batch then joins rows
+    that all ranks have drawn from their own.
 
     Args:
-        rows: rows of the data set.
-        batch_size: global batch; the last one of an epoch may be smaller.
-        capacities: a rank's share of each batch, one number a rank.
-        seed: of the permutations.
-        steps: cap on the steps of an epoch.
-        owned: see above.
-        shards: how rows are divided that ranks own, see `labkit.common.data_partition`.
-        labels: of the rows, by which they are; a rank that does not know them knows sizes alone.
+        rows: Number of rows of the data set.
+        batch_size: Number of rows of a global batch; the last batch of an epoch may be smaller.
+        capacities: Weights of the ranks, which divide each batch in proportion; one number for each
+            rank.
+        seed: Seed of the permutations.
+        steps: Maximum number of steps of an epoch; None: no limit.
+        owned: Whether each rank keeps its own rows for the whole run.
+        shards: Kind of partition of owned rows, see `labkit.common.data_partition`.
+        labels: Labels of the rows, needed for a partition by label; without labels (None), a rank
+            knows only the sizes of the shards.
     """
 
     rows: int
@@ -56,37 +58,37 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in one epoch."""
+        """Number of global batches in one epoch."""
         full = -(-self.rows // self.batch_size)
         return full if self.steps is None else min(full, self.steps)
 
     def sizes(self, step: int) -> list[int]:
-        """Rows that each rank holds of the batch of this step."""
+        """Return each rank's number of rows in the batch of this step."""
         batch = min(self.batch_size, self.rows - step * self.batch_size)
         return np.diff(cut(batch, self.capacities)).tolist()
 
     def own_rows(self, rank: int) -> np.ndarray:
-        """Rows that this rank has from the start (`owned`)."""
-        return self._divided[rank]
+        """Return the indices of the rows that this rank owns for the whole run (with `owned`)."""
+        return self._partition[rank]
 
     @cached_property
-    def _divided(self) -> list[np.ndarray]:
+    def _partition(self) -> list[np.ndarray]:
         labels = self.rows if self.labels is None else self.labels
-        return divided(labels, self._counts, self.shards, self.seed)
+        return partition_samples(labels, self._counts, self.shards, self.seed)
 
     @cached_property
     def _counts(self) -> list[int]:
-        """How many rows each rank owns."""
+        """Number of rows that each rank owns (with `owned`)."""
         full = -(-self.rows // self.batch_size)
         counts: list[int] = np.sum([self.sizes(step) for step in range(full)], axis=0).tolist()
         return counts
 
     def local(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """The rows of this rank, an array a step; some may be empty."""
+        """Return this rank's row indices, one array for each step; some arrays may be empty."""
         if self.owned:
-            own = self.own_rows(rank)
-            return [own[places] for places in self.places(rank, epoch)]
-        # Drawn by each rank for itself, from the same seed: no message is needed to agree on it.
+            rows = self.own_rows(rank)
+            return [rows[places] for places in self.places(rank, epoch)]
+        # Ranks need no message, because each rank draws the same permutation from the same seed.
         order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         result = []
         for step in range(self.steps_per_epoch):
@@ -96,14 +98,14 @@ class Plan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """The same as places within the rows that the rank owns (`owned`)."""
-        # With the rank: all would shuffle in the same way otherwise.
+        """Return positions in the list of rows that the rank owns, for each step (with `owned`)."""
+        # The seed includes the rank, because all ranks would otherwise draw the same permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])
         places = rng.permutation(self._counts[rank])
         ends = np.cumsum([self.sizes(step)[rank] for step in range(self.steps_per_epoch)])
         return np.split(places[: ends[-1]], ends[:-1])
 
-    def whole(self, epoch: int) -> list[np.ndarray]:
-        """The global batches, as one process would see them: the ranks' parts in rank order."""
+    def global_batches(self, epoch: int) -> list[np.ndarray]:
+        """Return each step's global batch: the row indices of all ranks, joined in rank order."""
         parts = [self.local(rank, epoch) for rank in range(len(self.capacities))]
         return [np.concatenate(step) for step in zip(*parts, strict=True)]

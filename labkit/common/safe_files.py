@@ -1,6 +1,7 @@
-"""Files below a root that others may write to: no symbolic link below the root is followed.
+"""File access below a root folder that others may write to, without following symbolic links.
 
-The root is the folder that the user names; it may itself be a link, such as to a larger disk.
+The root is the folder that the user names. The root itself may be a link, for example to a larger
+disk.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
-# O_PATH: a folder that may be entered and not listed will do.
+# O_PATH opens a folder that the user may enter but not list.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-# O_NONBLOCK: a pipe that replaces the file at this very moment makes nobody wait.
+# With O_NONBLOCK, `open` does not wait if a pipe has replaced the file in the meantime.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-LEVELS = 64  # of folders in each other
+LEVELS = 64  # maximum depth of nested folders
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a pipe",
@@ -32,40 +33,40 @@ _KINDS = {
 
 
 class UnsafeFile(LabkitError, OSError):
-    """A link, pipe, socket or device where labkit expects a plain file or folder.
+    """Raised for a link, pipe, socket or device where labkit expects a plain file or folder.
 
-    `strerror` says what is wrong, without the path.
+    `strerror` describes the problem without the path.
     """
 
     def __str__(self) -> str:
-        # Reports show it: of a path they have only the last parts.
+        # Reports show this text, so it contains only the last two parts of the path.
         path = Path(self.filename)
         return f"{path.parent.name}/{path.name} {self.strerror}"
 
 
 @contextmanager
 def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[int]:
-    """Open a folder for functions that take `dir_fd`.
+    """Open a folder and yield its descriptor, for functions that accept `dir_fd`.
 
     Args:
-        path: of the folder, at or below the root.
-        root: the folder that the user names; None: this very folder.
+        path: Path of the folder, at or below the root.
+        root: Folder that the user names; None: the folder at `path` itself.
 
     Raises:
-        UnsafeFile: a part of the path below the root is no folder.
-        OSError: the folder is missing, or belongs to somebody else.
+        UnsafeFile: A part of the path below the root is no folder.
+        OSError: The folder is missing or belongs to another user.
     """
     path = Path(path)
     root = path if root is None else Path(root)
     if not path.is_relative_to(root) or ".." in (parts := path.relative_to(root).parts):
-        raise UnsafeFile(errno.EINVAL, "leads out of its folder: name what lies in it", str(path))
+        raise UnsafeFile(errno.EINVAL, "leads out of its folder: name a path inside it", str(path))
     descriptor, place = os.open(root, _FOLDER), root
     try:
         for part in parts:
             place /= part
-            found = os.stat(part, dir_fd=descriptor, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):
-                raise _refusal(place, found, "a folder")
+            status = os.stat(part, dir_fd=descriptor, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                raise _refusal(place, status, "a folder")
             inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
@@ -77,27 +78,29 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
 def open_file(
     path: Path | str, flags: int = os.O_RDONLY, root: Path | str | None = None, mode: int = 0o666
 ) -> int:
-    """Open a regular file as `os.open` does; what is written has no second name (hard link).
+    """Open a regular file like `os.open`; a file to write must not have a second hard link.
 
     Args:
-        path: of the file, below the root.
-        flags: of `os.open`.
-        root: the folder that the user names; None: the file's folder.
-        mode: of a file that is made.
+        path: Path of the file, below the root.
+        flags: Flags of `os.open`.
+        root: Folder that the user names; None: the folder of the file.
+        mode: Permission bits of a new file.
 
     Raises:
-        UnsafeFile: a link, a pipe, a socket or a device.
-        OSError: as of `os.open`.
+        UnsafeFile: The path is a link, a pipe, a socket or a device.
+        OSError: Any error of `os.open`.
     """
     path = Path(path)
-    alone = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    single_link = bool(flags & (os.O_WRONLY | os.O_RDWR))
     with open_folder(path.parent, path.parent if root is None else root) as folder:
-        # Looked at first: to open a device may already act.
+        # The file type is checked before the open, because opening a device may have side effects.
         with suppress(FileNotFoundError):
-            _check(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), alone)
+            _require_regular_file(
+                path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), single_link
+            )
         descriptor = os.open(path.name, (flags & ~os.O_TRUNC) | _FILE, mode, dir_fd=folder)
     try:
-        _check(path, os.fstat(descriptor), alone)
+        _require_regular_file(path, os.fstat(descriptor), single_link)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -112,36 +115,38 @@ def read_file(
     last: int | None = None,
     root: Path | str | None = None,
 ) -> bytes:
-    """Return the bytes of a regular file, or its last ones.
+    """Return all bytes of a regular file, or its last bytes.
 
     Args:
-        path: of the file.
-        limit: bytes that it may have.
-        last: return so many at its end, however long it is.
-        root: as of `open_file`.
+        path: Path of the file.
+        limit: Maximum size in bytes; None: no limit.
+        last: Number of bytes to return from the end of the file, without a check of its size; None:
+            all bytes.
+        root: Root of the path, see `open_file`.
 
     Raises:
-        UnsafeFile: no regular file, or a longer one.
-        OSError: as of `os.open`.
+        UnsafeFile: The path is no regular file, or the file is too large.
+        OSError: Any error of `os.open`.
     """
     with os.fdopen(open_file(path, root=root), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if last is not None:
             return os.pread(file.fileno(), last, max(0, size - last))
         if limit is not None and size > limit:
-            told = f"has {size:,} bytes; at most {limit:,} are read here"
-            raise UnsafeFile(errno.EFBIG, told, str(path))
+            reason = f"has {size:,} bytes; at most {limit:,} are read here"
+            raise UnsafeFile(errno.EFBIG, reason, str(path))
         return file.read(size)
 
 
 def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) -> None:
-    """Write a whole file or nothing; a link of that name gives way, its target stays.
+    """Write a file atomically; a symbolic link is replaced, and its target stays unchanged.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     path = Path(path)
-    # In the same folder: only within one file system a rename is atomic.
+    # The temporary file is in the same folder, because renames are atomic only within a file
+    # system.
     temporary = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
     with open_folder(path.parent, path.parent if root is None else root) as folder:
@@ -149,7 +154,7 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
                 file.write(data)
                 file.flush()
-                # Else a machine that goes down may keep the new name, and not what is in the file.
+                # Without fsync, a crash of the machine may leave an empty file under the new name.
                 os.fsync(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
@@ -158,16 +163,16 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
 
 
 def make_folder(path: Path | str, root: Path | str) -> None:
-    """Make a folder below a root, where it is missing.
+    """Create a folder below a root, with its parents, if it is missing.
 
     Raises:
-        UnsafeFile: a link, or what else is no folder, has its name.
+        UnsafeFile: A part of the path is a link or no folder.
     """
     path, root = Path(path), Path(root)
     with suppress(FileExistsError):
         root.mkdir(parents=True)
     places = [path, *path.parents]
-    # Part by part, each in the folder that is open: at once, some would be made behind a link.
+    # Each level is created inside an open folder, because `makedirs` could follow a link.
     for place in reversed(places[: places.index(root)] if root in places else []):
         with open_folder(place.parent, root) as folder, suppress(FileExistsError):
             os.mkdir(place.name, dir_fd=folder)
@@ -176,43 +181,44 @@ def make_folder(path: Path | str, root: Path | str) -> None:
 
 
 def check_folder(path: Path | str, root: Path | str | None = None) -> None:
-    """Refuse a folder that holds, at any depth, anything but regular files and folders.
+    """Raise an error if a folder contains, at any depth, anything but regular files and folders.
 
-    Whoever continues a run calls this before the first change.
+    Code that resumes a run calls this function before it changes a file.
 
     Raises:
-        UnsafeFile: names the first link, pipe, socket or device.
+        UnsafeFile: The message names the first link, pipe, socket or device.
     """
     with open_folder(path, root) as folder:
         for place, inside, files, descriptor in os.fwalk(".", onerror=_raise, dir_fd=folder):
             if place.count("/") > LEVELS:
-                told = f"has more than {LEVELS} levels of folders: remove them"
-                raise UnsafeFile(errno.ELOOP, told, str(path))
+                reason = f"has more than {LEVELS} levels of folders: remove them"
+                raise UnsafeFile(errno.ELOOP, reason, str(path))
             for name in sorted((*inside, *files)):
                 try:
-                    found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                except FileNotFoundError:  # removed since it was listed
+                    status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                except FileNotFoundError:  # another process has removed the file after the listing
                     continue
-                if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-                    raise _refusal(Path(path) / place / name, found, "a file or folder")
+                if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                    raise _refusal(Path(path) / place / name, status, "a file or folder")
 
 
-def _check(path: Path, found: os.stat_result, alone: bool) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise _refusal(path, found, "a file")
-    if alone and found.st_nlink > 1:
-        told = (
-            f"has {found.st_nlink} names (hard links); only a file of one name is written: copy it"
+def _require_regular_file(path: Path, status: os.stat_result, single_link: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(path, status, "a file")
+    if single_link and status.st_nlink > 1:
+        reason = (
+            f"has {status.st_nlink} names (hard links); labkit writes only files with one name: "
+            "copy it"
         )
-        raise UnsafeFile(errno.EMLINK, told, str(path))
+        raise UnsafeFile(errno.EMLINK, reason, str(path))
 
 
-def _refusal(path: Path, found: os.stat_result, allowed: str) -> UnsafeFile:
-    kind = _KINDS.get(stat.S_IFMT(found.st_mode), "of an unknown kind")
-    told = f"is {kind}, not {allowed}: put a copy in its place, or remove it"
-    return UnsafeFile(errno.ELOOP, told, str(path))
+def _refusal(path: Path, status: os.stat_result, allowed: str) -> UnsafeFile:
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "of an unknown kind")
+    reason = f"is {kind}, not {allowed}: put a copy in its place, or remove it"
+    return UnsafeFile(errno.ELOOP, reason, str(path))
 
 
 def _raise(error: OSError) -> None:
-    if error.errno != errno.ENOENT:  # a folder that is removed meanwhile holds nothing odd
+    if error.errno != errno.ENOENT:  # another process may remove a folder during the walk
         raise error

@@ -1,4 +1,4 @@
-"""JSON of records and notebooks, read as plain data: bounded in number, depth and meaning."""
+"""A JSON reader for untrusted records and notebooks, with limits on size, depth and values."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from typing import Any, NoReturn
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, short
 
-DEEPEST = 60  # brackets in each other; those of figures in notebooks have some twenty
-MOST_VALUES = 2**21  # of a text; metrics of a hundred thousand epochs have a million
-MOST_NAMES = 10_000  # of one record
-LONGEST_NAME = 1_000  # letters
-# Letters; the source of a model has some thousands, and over more a browser takes minutes.
+DEEPEST = 60  # maximum nesting of brackets; figures in notebooks need about twenty levels
+MOST_VALUES = 2**21  # maximum values in total; metrics of 100,000 epochs have a million
+MOST_NAMES = 10_000  # maximum number of keys of one object
+LONGEST_NAME = 1_000  # maximum characters of a key
+# This is the maximum number of characters of a string. A model's source has some thousands, and a
+# browser takes minutes to show longer texts.
 LONGEST_TEXT = 1_000_000
-LARGEST = 10**18  # what every reader's 64 bits hold, with room to count
+LARGEST = 10**18  # bound of integers; smaller ones fit into 64 bits
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
 class NotPlain(InvalidInput):
-    """A text is no JSON or YAML, or holds what plain data do not."""
+    """Raised for text that is no valid JSON or YAML, or that exceeds labkit's limits."""
 
 
 def read_plain_json(content: bytes, strict: bool = True) -> JSON:
-    """Return the value of a text.
+    """Return the value of a JSON text.
 
     Args:
-        content: UTF-8.
-        strict: refuse also what other readers than Python's do: numbers that are not finite or
-            beyond 64 bits, half characters, names of thousands of letters. Notebooks may have them.
+        content: UTF-8 bytes.
+        strict: Whether to reject values that other JSON readers reject: numbers that are not finite
+            or exceed 64 bits, lone surrogates, very long keys. False for notebooks, which may
+            contain such values.
 
     Raises:
-        NotPlain: the text is not JSON, or has more or deeper values than data of labkit's.
+        NotPlain: The text is no JSON, or has more values or deeper nesting than labkit writes.
     """
-    # Counted before anything is built: a short list takes twenty times the bytes of its text.
+    # Values are counted before parsing, because a parsed list takes twenty times the memory of its
+    # text.
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
         raise NotPlain(f"has about {values:,} values; allowed are {MOST_VALUES:,}")
@@ -56,20 +59,20 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
     return value
 
 
-_TOO_DEEP = f"has more than {DEEPEST} brackets in each other"
+_TOO_DEEP = f"has more than {DEEPEST} nested brackets"
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise NotPlain(f"holds {constant}, which is no number of JSON's")
+    raise NotPlain(f"holds {constant}, which is no number in JSON")
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
-    """Return what of a value is not plain; level by level, for recursion has a limit."""
+    """Return why a JSON value exceeds the limits, or None; a loop avoids the recursion limit."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         if strict:
-            for each in level:
-                if reason := _odd(each):
+            for item in level:
+                if reason := _odd(item):
                     return reason
         level = list(_inside(level))
         if not level:
@@ -78,22 +81,22 @@ def _unlike_plain(value: JSON, strict: bool) -> str | None:
 
 
 def _inside(level: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values one bracket further in."""
-    for each in level:
-        if isinstance(each, dict):
-            yield from each.values()
-        elif isinstance(each, list):
-            yield from each
+    """Yield the values inside the lists and objects of one nesting level."""
+    for item in level:
+        if isinstance(item, dict):
+            yield from item.values()
+        elif isinstance(item, list):
+            yield from item
 
 
 def _odd(value: Any) -> str | None:
-    """Return what is wrong with one value, without those in it."""
+    """Return why one value exceeds the limits, or None; values inside it are not checked."""
     if isinstance(value, dict):
         return _odd_names(value)
     if isinstance(value, str):
         return _odd_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return "holds a number beyond those of 64 bits"
+        return "holds a number that does not fit into 64 bits"
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
         return f"holds a whole number of {len(str(abs(value)))} digits; allowed are 18"
     return None
@@ -102,7 +105,7 @@ def _odd(value: Any) -> str | None:
 def _odd_text(text: str) -> str | None:
     if len(text) > LONGEST_TEXT:
         return f"holds a text of {len(text):,} letters; allowed are {LONGEST_TEXT:,}"
-    return None if is_text(text) else f"holds {text[:60]!r}, which is not whole text"
+    return None if is_text(text) else f"holds {text[:60]!r}, which contains a lone surrogate"
 
 
 def _odd_names(record: dict[str, Any]) -> str | None:
@@ -112,7 +115,7 @@ def _odd_names(record: dict[str, Any]) -> str | None:
         if len(name) > LONGEST_NAME:
             return f"has a name of {len(name):,} letters; allowed are {LONGEST_NAME:,}"
         if not is_text(name):
-            return f"has the name {short(name)}, which is not whole text"
+            return f"has the name {short(name)}, which contains a lone surrogate"
     return None
 
 

@@ -1,9 +1,10 @@
-"""A counting semaphore between processes; a holder that dies, however, releases its place.
+"""A counting semaphore between processes; a slot is freed when its holder exits.
 
     python -m labkit.common.semaphore MODULE [arguments]
 
-This command waits for a place to start in, then runs the module in the same process. It imports
-almost nothing before, since many ranks wait at a time. It ends when the keeper's lock is free.
+This command waits for a free slot, then runs the module in the same process. The command imports
+almost nothing before, because many ranks wait at the same time. If the cluster's keeper process
+ends meanwhile, the command exits.
 """
 
 from __future__ import annotations
@@ -15,42 +16,42 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.common.lock import KEEPER, LOOK_EVERY, Lock
+from labkit.common.lock import KEEPER, POLL_INTERVAL, Lock
 from labkit.common.paths import usable_cores
 
-FOLDER = "starts"  # in a cluster's folder
-LEAST = 4  # places: so few ranks start at once on any machine
+FOLDER = "starts"  # subfolder of a cluster's folder, with the slots' lock files
+LEAST = 4  # minimum number of slots, which suits even a machine with one core
 
 
 class Semaphore:
-    """At most `count` processes hold a semaphore at a time.
+    """A semaphore that at most `count` processes hold at a time.
 
     Args:
-        folder: holds a lock for each place.
-        count: of places; default: two for each core, at least `LEAST`.
+        folder: Folder with one lock file for each slot.
+        count: Number of slots; None: two for each core, at least `LEAST`.
     """
 
     def __init__(self, folder: Path, count: int | None = None) -> None:
         self.folder, self.count = folder, count or max(LEAST, 2 * usable_cores())
-        self._place: Lock | None = None
+        self._slot: Lock | None = None
 
     def acquire(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for a place; return False as soon as the place is not wanted any more."""
+        """Wait for a free slot and return True; return False when `is_wanted` returns False."""
         while is_wanted():
             for number in range(self.count):
-                place = Lock(self.folder / str(number))
-                if place.acquire():
-                    self._place = place
+                slot = Lock(self.folder / str(number))
+                if slot.acquire():
+                    self._slot = slot
                     return True
-                place.release()
-            time.sleep(LOOK_EVERY)
+                slot.release()
+            time.sleep(POLL_INTERVAL)
         return False
 
     def release(self) -> None:
-        """Give the place back, if this object holds one."""
-        if self._place is not None:
-            self._place.release()
-            self._place = None
+        """Release the slot, if this object holds one."""
+        if self._slot is not None:
+            self._slot.release()
+            self._slot = None
 
     def __enter__(self) -> None:
         self.acquire()
@@ -59,32 +60,33 @@ class Semaphore:
         self.release()
 
 
-_starts: list[Semaphore] = []  # held by this process until its module is at work
+_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started
 
 
-def start_places(keeper: Path) -> Semaphore:
-    """Return the semaphore of all ranks that one keeper starts."""
+def start_semaphore(keeper: Path) -> Semaphore:
+    """Return the semaphore that limits how many ranks of one cluster start at a time."""
     return Semaphore(keeper.parent / FOLDER)
 
 
-def end_start() -> None:
-    """Release the place in which this process has started."""
+def release_start_slot() -> None:
+    """Release the slot that this process has held since its start."""
     while _starts:
         _starts.pop().release()
 
 
 def main() -> None:
-    """Run the module of the command line when there is a place for it."""
+    """Wait for a slot, then run the module that the command line names."""
     del sys.argv[0]
     keeper = Path(os.environ[KEEPER])
-    places = start_places(keeper)
+    places = start_semaphore(keeper)
     if places.acquire(Lock(keeper).is_held):
         _starts.append(places)
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    # Others find `_starts` in the module of this name: this one is called `__main__`.
+    # Other modules find `_starts` in `labkit.common.semaphore`; in this process the running copy of
+    # the module is called `__main__`.
     from labkit.common import semaphore
 
     semaphore.main()

@@ -1,4 +1,4 @@
-"""State as data: the classes that a checkpoint may name, and what odd data raises."""
+"""Registry of the classes whose instances a checkpoint may contain as plain data."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from zipfile import BadZipFile
 from labkit.common.errors import LabkitError, short
 
 T = TypeVar("T")
-# What damaged or forged data raises where code takes it for a state.
+# Damaged or forged data raise these exceptions while code decodes a training state.
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
-    # Of what np.load, zipfile and the literals in headers of arrays are read by.
+    # Exceptions of np.load, of zipfile, and of the parser of array headers.
     *(BadZipFile, NotImplementedError, SyntaxError, TokenError, struct.error, zlib.error),
 )
 
 
 @contextmanager
-def decoding(what: str) -> Iterator[None]:
-    """Raise LabkitError, whatever damaged or forged data raises in this block.
+def decoding(label: str) -> Iterator[None]:
+    """Turn any exception that damaged or forged data raises in this block into a LabkitError.
 
     Args:
-        what: is decoded.
+        label: Noun for the decoded data, which begins the error message.
     """
     try:
         yield
     except LabkitError:
         raise
     except (*_ODD, OSError) as error:
-        # An offset that no file has is damage; a disk that fails, or a missing file, is not.
+        # EINVAL comes from an invalid offset in the data; other OSErrors come from the disk.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise LabkitError(
-            f"{what} is damaged or forged ({short(error)}); resume another checkpoint, or begin "
-            "anew"
+            f"{label} is damaged or forged ({short(error)}); resume another checkpoint, or start "
+            "again"
         ) from error
 
 
-class Record:
-    """A class whose instances are state, by the names of its fields.
+class StateRecord:
+    """A class whose instances a checkpoint may contain, with the names of its fields.
 
     Args:
-        kind: the class.
-        names: of all fields.
+        kind: The class.
+        names: Names of all fields.
 
     Attributes:
-        is_tuple: an instance takes all fields at once, as a tuple does.
+        is_tuple: Whether the class is a named tuple, whose fields are set all at once.
     """
 
     def __init__(self, kind: type, names: tuple[str, ...]) -> None:
@@ -63,68 +63,70 @@ class Record:
         self._lazy = {n for n in names if isinstance(getattr(kind, n, None), cached_property)}
 
     def values(self, instance: Any) -> dict[str, Any]:
-        """The fields of an instance."""
+        """Return the fields of an instance by name."""
         if self.is_tuple:
             return dict(zip(self.names, instance, strict=True))
         namespace = vars(instance)
         return {name: namespace[name] for name in self.names if name in namespace}
 
     def blank(self) -> Any:
-        """An instance without fields; neither `__init__` nor `__setstate__` runs."""
+        """Return an instance without fields; neither `__init__` nor `__setstate__` runs."""
         return object.__new__(self.kind)
 
     def tuple_of(self, values: Mapping[str, Any]) -> Any:
-        """The named tuple of these fields; its `__new__` does not run."""
+        """Return the named tuple with these fields; its `__new__` does not run."""
         return tuple.__new__(self.kind, [values[name] for name in self.names])
 
-    def check(self, names: Mapping[str, Any]) -> None:
-        """Refuse names that are not those of the fields.
+    def validate_names(self, names: Mapping[str, Any]) -> None:
+        """Raise an error unless `names` are exactly the names of the class's fields.
 
         Raises:
-            LabkitError: it says which are missing or unknown.
+            LabkitError: A name is missing or unknown; the message lists all such names.
         """
         wanted = set(self.names)
         if odd := (wanted - self._lazy - set(names)) | (set(names) - wanted):
             raise LabkitError(
-                f"a record {self.kind.__name__} of a state has the fields "
+                f"{self.kind.__name__} in a state has the fields "
                 f"{', '.join(self.names)}; missing or unknown: {', '.join(sorted(odd))}"
             )
 
 
-_RECORDS: dict[str, Record] = {}
+_RECORDS: dict[str, StateRecord] = {}
 
 
 def record(*names: str) -> Callable[[type[T]], type[T]]:
-    """Declare that a checkpoint may hold instances of a class.
+    """Return a class decorator that lets checkpoints contain instances of the class.
 
     Args:
-        names: of the fields; none where a dataclass or a named tuple lists them itself.
+        names: Names of the fields; leave them out for a dataclass or a named tuple, which declares
+            its own.
     """
 
     def declare(kind: type[T]) -> type[T]:
         if kind.__name__ in _RECORDS:
             raise TypeError(f"two classes of states are called {kind.__name__}: rename one")
-        _RECORDS[kind.__name__] = Record(kind, names or _names(kind))
+        _RECORDS[kind.__name__] = StateRecord(kind, names or _names(kind))
         return kind
 
     return declare
 
 
-def record_of(kind: type) -> Record | None:
-    """The record of a class; None where the class is no state."""
+def record_of(kind: type) -> StateRecord | None:
+    """Return the StateRecord of a class, or None if the class is not registered."""
     candidate = _RECORDS.get(kind.__name__)
     return candidate if candidate is not None and candidate.kind is kind else None
 
 
-def record_named(name: str) -> Record:
-    """The record of this name.
+def record_named(name: str) -> StateRecord:
+    """Return the StateRecord of the class with this name.
 
     Raises:
-        LabkitError: no class of that name is state.
+        LabkitError: No class of this name is registered.
     """
     if name not in _RECORDS:
         raise LabkitError(
-            f"a state names a record {name!r:.80}; allowed: {', '.join(sorted(_RECORDS))}"
+            f"a state contains the unknown class {name!r:.80}; "
+            f"allowed: {', '.join(sorted(_RECORDS))}"
         )
     return _RECORDS[name]
 

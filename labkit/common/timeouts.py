@@ -1,26 +1,27 @@
-"""The deadlines around a call: all follow from one limit, and an inner one fires first."""
+"""The deadlines of a collective call, all derived from one timeout."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-GRACE = 30.0  # seconds: load is no hang
-LEAST = 5.0  # seconds that a process needs for its end, whatever the limit is
+GRACE = 30.0  # maximum seconds of the grace period; even a loaded machine needs no more
+LEAST = 5.0  # minimum seconds of the grace period, because a process needs time to exit
 
 
 class Limits(NamedTuple):
-    """Moments of one wait of a rank, in s since it began, in the order in which they come.
+    """Deadlines of one wait of a rank, in seconds since the wait began, in ascending order.
 
-        deadlock   min(2, L/4)           ranks of one host wait in different calls
-        silent     min(8, L/2)           another host is not heard any more
-        apart      min(10, 5/8 L)        ranks of several hosts wait in different calls
-        look       L - min(3, L/4)       who waits asks what the others are doing
-        wait       L                     who waits gives up, and says so
-        end        L + grace             engines whose rank has not ended start anew
-        rebuilt    L + 2 grace           those that answer have handed over their variables
+        deadlock   min(2, L/4)           ranks of one host that wait in different calls raise
+        silent     min(8, L/2)           a host that sends no heartbeat counts as failed
+        apart      min(10, 5/8 L)        ranks of several hosts that wait in different calls raise
+        look       L - min(3, L/4)       the waiting rank asks for the status of the other ranks
+        wait       L                     the waiting rank raises WaitTooLong
+        end        L + grace             engines whose rank has not returned are restarted
+        rebuilt    L + 2 grace           the remaining engines have handed over their variables
 
-    The grace is a quarter of L, at least 5 s and at most 30 s. Whoever waits for a rank from
-    outside waits for these, never for a time of its own that might end before them.
+    L is the timeout. The grace period is L/4, at least 5 s and at most 30 s. Code that waits for a
+    rank in another process uses these deadlines. With shorter deadlines, such code would give up
+    before the rank itself does.
     """
 
     deadlock: float
@@ -33,7 +34,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, limit: float) -> Limits:
-        """Those of a limit L, in s."""
+        """Return the deadlines for a timeout L, in seconds."""
         grace = min(GRACE, max(LEAST, limit / 4))
         return cls(
             deadlock=min(2.0, limit / 4),
@@ -47,5 +48,5 @@ class Limits(NamedTuple):
 
     @property
     def grace(self) -> float:
-        """Seconds that the other ranks get to end after one has failed."""
+        """Seconds that the other ranks get to return after one rank has failed."""
         return self.end - self.wait

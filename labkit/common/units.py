@@ -1,4 +1,4 @@
-"""Numbers, bytes and seconds as people read them, and axes of them."""
+"""Readable texts for numbers, sizes and times, and Plotly axes for sizes and times."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
-Axis: TypeAlias = "dict[str, JSON]"  # Plotly's words for an axis
+Axis: TypeAlias = "dict[str, JSON]"  # Plotly's properties of an axis
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def number_text(value: float) -> str:
-    """`0.1235`, `12,346`: four digits, from a thousand on in whole numbers."""
-    # Of 12,346 samples/s four digits would be 1.235e+04.
+    """Return a number with four significant digits, `0.1235`, or from 1000 on as `12,346`."""
+    # Four significant digits would show 12,346 samples/s as 1.235e+04.
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def bytes_text(nbytes: float) -> str:
-    """`1.5 MiB`"""
+    """Return a number of bytes as a text such as `1.5 MiB`."""
     power = min(int(math.log2(max(nbytes, 1)) // 10), len(_BYTES) - 1)
     return f"{_digits(nbytes / 1024**power)} {_BYTES[power]}"
 
 
 def seconds_text(seconds: float) -> str:
-    """`12.3 ms`"""
+    """Return a time in seconds as a text such as `12.3 ms`."""
     for scale, unit in _SECONDS:
-        # What rounds to 1000 of a unit is 1 of the next.
+        # A value that rounds to 1000 of a unit is shown as 1 of the next unit.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_digits(seconds / scale)} {unit}"
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
 def duration_text(value: float) -> str:
-    """A duration in words: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    """Return a duration in seconds as a text such as `4.2 s`, `3 min 20 s` or `2 h 5 min`."""
     if value < 10:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -50,21 +50,21 @@ _BITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))
 
 
 def bits_text(bandwidth: float) -> str:
-    """Bytes/s as `1 Gb/s`."""
+    """Return a bandwidth in bytes/s as a text in bits/s, such as `1 Gb/s`."""
     bits = 8 * bandwidth
-    # As for seconds: 999.9 Mb/s are said to be 1 Gb/s.
+    # 999.9 Mb/s rounds to 1000 Mb/s, which is shown as 1 Gb/s.
     scale, unit = next((pair for pair in _BITS if bits >= 0.9995 * pair[0]), _BITS[-1])
     return f"{bits / scale:.3g} {unit}"
 
 
-def plural(count: int, what: str) -> str:
-    """`1 stage`, `3 stages`, `2 micro-batches`"""
-    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
-    return f"{count} {what}{ending}"
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 stage`, `3 stages`, `2 micro-batches`."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"
 
 
 def bytes_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis of buffer sizes; a tick every 2, 8, 32, … times, six or so in all."""
+    """Return a logarithmic axis of sizes in bytes, with about six ticks at powers of two."""
     low, high = _within(low, high)
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     step = max(1, math.ceil((last - first) / 5))
@@ -73,12 +73,12 @@ def bytes_axis(low: float, high: float) -> Axis:
 
 
 def amounts_axis(least: float, most: float) -> Axis:
-    """An axis of bytes that grow from nothing to between `least` and `most`.
+    """Return an axis for curves of bytes from 0, whose last values are `least` to `most`.
 
-    Logarithmic where these differ so much that the least would be a line on the y axis; it then
-    begins at a hundredth of the least.
+    If `most` exceeds 12 times `least`, the axis is logarithmic and starts at a hundredth of
+    `least`.
     """
-    # About one order of magnitude: the least is then a line of a few pixels.
+    # On a linear axis, the curve of a much smaller amount would coincide with the x axis.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
@@ -89,7 +89,7 @@ def amounts_axis(least: float, most: float) -> Axis:
 
 
 def seconds_axis(low: float, high: float) -> Axis:
-    """A logarithmic axis of times; a tick every 10, 100, … times, on a short one 1, 2, 5, 10, …"""
+    """Return a logarithmic axis of seconds; ticks are powers of ten, on short axes also between."""
     low, high = _within(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
@@ -101,12 +101,12 @@ def seconds_axis(low: float, high: float) -> Axis:
     }
 
 
-DECADES = 18  # of a logarithmic axis: nothing that labkit measures differs by more
-_ENDS = 1e-100, 1e100  # beyond which no tick is a number of Python's
+DECADES = 18  # maximum decades of a logarithmic axis; no measurement spans more
+_ENDS = 1e-100, 1e100  # bounds of an axis; beyond them a tick could overflow a float
 
 
 def _within(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of an axis that has room for its decades; what is less has no place on it."""
+    """Return the ends of a logarithmic axis, limited to `_ENDS` and to `DECADES` decades."""
     high = min(max(high, _ENDS[0]), _ENDS[1])
     return min(max(low, high / 10.0**DECADES), high), high
 
@@ -117,5 +117,5 @@ def _logarithmic(low: float, high: float) -> Axis:
 
 
 def _digits(value: float) -> str:
-    """Three digits, without an exponent."""
+    """Return a number with three significant digits, or from 100 on as a whole number."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

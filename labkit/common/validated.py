@@ -1,20 +1,37 @@
-"""Base of the objects that users fill in: frozen, strict, and refusing in one sentence."""
+"""The base class of objects that users construct; the objects are immutable and validated."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from labkit.common.errors import InvalidInput, short
-from labkit.common.nearest import hint, listed, words_of
+from labkit.common.nearest import hint, listed, literal_strings
+from labkit.common.renamed import missing_attribute
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 
-class Checked(BaseModel):
-    """A frozen record whose constructor raises `InvalidInput`: what was given, what is allowed.
+class _WithoutInherited(ModelMetaclass):
+    """Metaclass that makes `help()` and `dir()` omit what pydantic defines for every model."""
 
-    Fields are given by name; the one that is declared with `Field(kw_only=False)`, the most telling
-    one, may stand first without it.
+    def __dir__(self) -> list[str]:
+        shown = {"__doc__", "__init__"}
+        hidden = {name for name in super().__dir__() if name.startswith("__")} - shown
+        return [
+            name for name in super().__dir__() if name not in {*dir(BaseModel), *hidden} - shown
+        ]
+
+
+class Checked(BaseModel, metaclass=_WithoutInherited):
+    """An immutable pydantic model whose constructor raises `InvalidInput` for invalid values.
+
+    The error message contains the value and what is allowed. Fields are keyword arguments. One
+    field, declared with `Field(kw_only=False)`, may come first without its name.
     """
 
     model_config = ConfigDict(
@@ -22,20 +39,35 @@ class Checked(BaseModel):
     )
 
     def __init__(self, *given: Any, **fields: Any) -> None:
+        """Validate the fields.
+
+        Raises:
+            InvalidInput: A field is unknown or impossible; the message says what is allowed.
+        """
         try:
             super().__init__(**_named(type(self), given, fields))
-        # Without pydantic's own text, which tells of types and links to its website.
+        # Pydantic's own message is dropped, because it contains internal types and links to a
+        # website.
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
 
+    if not TYPE_CHECKING:  # a type checker knows the attributes from the fields
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                fields = type(self).model_fields
+                raise missing_attribute(type(self).__name__, name, fields) from None
+
 
 def by_position(kind: type[BaseModel]) -> str | None:
-    """The field that may be given without its name; None where there is none."""
+    """Return the name of the field that may be given by position, or None."""
     return next((name for name, f in kind.model_fields.items() if f.kw_only is False), None)
 
 
 def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields by name, with the one that was given by its position."""
+    """Return all fields by name, including a field that was given by position."""
     if not given:
         return fields
     name, called = by_position(kind), kind.__name__
@@ -61,9 +93,9 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     errors = sorted(error.errors(), key=_rank)
     first = errors[0]
-    if first["type"] == "value_error":  # raised by labkit: already a sentence
+    if first["type"] == "value_error":  # labkit's own message
         return first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # a name that no field can have, such as half a character
+    if not first["loc"]:  # the argument's name is invalid, such as a lone surrogate
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -71,14 +103,14 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
         return f"{kind.__name__} has no {short(field)}{listed(field, fields, 'it has')}"
     if first["type"] == "missing":
         return f"{kind.__name__} needs {field!r}: give {field}=…"
-    # Of a field that may be of several kinds, each kind tells what it wants.
+    # For a union type, pydantic reports one error for each type of the union.
     rules = dict.fromkeys(e["msg"] for e in errors if e["loc"][0] == first["loc"][0])
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
-    near = hint(first["input"], words_of(kind.model_fields[field].annotation))
+    near = hint(first["input"], literal_strings(kind.model_fields[field].annotation))
     return f"{place}={short(first['input'])} is impossible{near}: {allowed}"
 
 
 def _rank(error: Any) -> int:
-    """An unknown name first: what is missing, or odd, may follow from it."""
+    """Return the sort key of an error: unknown names first, as they may cause the other errors."""
     return {"extra_forbidden": 0, "missing": 2}.get(error["type"], 1)

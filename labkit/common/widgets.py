@@ -1,4 +1,4 @@
-"""Small parts of what labkit shows as widgets in JupyterLab."""
+"""Buttons, status lines and progress bars of labkit's widgets in JupyterLab."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from html import escape
 import ipywidgets
 
 
-def button(label: str, what: str, icon: str, act: Callable[[], None]) -> ipywidgets.Button:
-    """A button that also answers while a cell runs; `what` it does is told beside it.
+def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipywidgets.Button:
+    """Return a button that reacts even while a notebook cell runs.
 
-    JupyterLab sends clicks to a subshell of the kernel, which is a thread of its own. But ipykernel
-    passes a message on to where its widget last spoke from, which is the cell that made the
-    button, and has to end first; so the button forgets where it spoke from. A front end that
-    knows no subshells (JupyterLab before 4.4, some others) delivers the click after the cell.
+    JupyterLab sends clicks to a subshell of the kernel, which has its own thread. However,
+    ipykernel routes a widget's message to the shell that the widget last used, which is the shell
+    of the running cell. The entry with this shell is therefore removed from the button. In a front
+    end without subshells, such as JupyterLab before 4.4, the click takes effect after the cell
+    ends.
     """
-    made = ipywidgets.Button(description=label, tooltip=what, icon=icon)
-    made.layout.width = "auto"
-    made.on_click(lambda _: act())
-    vars(made.comm).pop("_reply_subshell_id", None)
-    return made
+    widget = ipywidgets.Button(description=label, tooltip=tooltip, icon=icon)
+    widget.layout.width = "auto"
+    widget.on_click(lambda _: act())
+    vars(widget.comm).pop("_reply_subshell_id", None)
+    return widget
 
 
 def status(text: str) -> str:
-    """A line that screen readers say when it changes."""
+    """Return HTML of a status line, which screen readers announce when it changes."""
     return f'<div role="status">{escape(text)}</div>'
 
 
 def meter(share: float | None, label: str) -> str:
-    """A bar that shows how much is done, from 0 to 1; None where nobody knows."""
+    """Return HTML of a progress bar; `share` is 0 to 1, or None if the progress is unknown."""
     value = "" if share is None else f' value="{share:.4f}"'
     return (
         f'<progress max="1"{value} aria-label="{escape(label)}" '

@@ -1,54 +1,54 @@
-"""Communicator: what ranks say to each other, metered and with a limit on every wait."""
+"""Messages and collectives between MPI ranks, with a traffic meter and timeouts of all waits."""
 
-from labkit.communicator.algorithms import ALGORITHMS, check_algorithm, refuse_unmetered
+from labkit.communicator.algorithms import ALGORITHMS, refuse_unmetered, validate_algorithm
 from labkit.communicator.clock import WALL, Clock, WallClock
 from labkit.communicator.communicator import Communicator
 from labkit.communicator.computing import computing
-from labkit.communicator.eager import Slots
+from labkit.communicator.eager import EagerMailbox
 from labkit.communicator.fault_injector import Injector
 from labkit.communicator.mailbox import Letter, Mailbox, Route
 from labkit.communicator.numbers import scale
-from labkit.communicator.rendezvous import Parcels
-from labkit.communicator.shared_memory import Aside
+from labkit.communicator.rendezvous import RendezvousMailbox
+from labkit.communicator.shared_memory import SeparateBuffers
 from labkit.communicator.sparse import merged
 from labkit.communicator.status_board import HostSilent, Mismatch, RankDied, RankFailed, WaitTooLong
 from labkit.communicator.traffic import Traffic
-from labkit.communicator.transports import TRANSPORTS, Carrier, Transport, carrier
+from labkit.communicator.transports import TRANSPORTS, AnyMailbox, Transport, open_mailbox
 from labkit.communicator.window import Window
 from labkit.communicator.wire import Corrupted
-from labkit.communicator.world import alone, join, world
+from labkit.communicator.world import join, single_rank, world
 
 __all__ = [
     "ALGORITHMS",
     "TRANSPORTS",
     "WALL",
-    "Aside",
-    "Carrier",
+    "AnyMailbox",
     "Clock",
     "Communicator",
     "Corrupted",
+    "EagerMailbox",
     "HostSilent",
     "Injector",
     "Letter",
     "Mailbox",
     "Mismatch",
-    "Parcels",
     "RankDied",
     "RankFailed",
+    "RendezvousMailbox",
     "Route",
-    "Slots",
+    "SeparateBuffers",
     "Traffic",
     "Transport",
     "WaitTooLong",
     "WallClock",
     "Window",
-    "alone",
-    "carrier",
-    "check_algorithm",
     "computing",
     "join",
     "merged",
+    "open_mailbox",
     "refuse_unmetered",
     "scale",
+    "single_rank",
+    "validate_algorithm",
     "world",
 ]

@@ -1,4 +1,4 @@
-"""The ways to sum buffers by name, and which of them a network can be emulated for."""
+"""Names of the allreduce algorithms, and checks of whether they can run on a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from labkit.common.nearest import refuse_unknown
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
-# What moves data without messages that labkit sends itself, so that no network can be emulated.
+# Algorithms that move data without labkit's own messages. Only messages that labkit sends can be
+# delayed by an emulated network.
 UNMETERED = {
     "mpi": "the MPI library sends its messages itself",
     "shared_memory": "ranks read each other's memory and send no messages",
@@ -18,21 +19,23 @@ UNMETERED = {
 ALGORITHMS = (*UNMETERED, *ALLREDUCE)
 
 
-def check_algorithm(algorithm: str) -> None:
-    """Raise InvalidInput, with all names, for one that is not known."""
+def validate_algorithm(algorithm: str) -> None:
+    """Raise InvalidInput, with all allowed names, if the algorithm is unknown."""
     if algorithm in IN_NETWORK:
         raise InvalidInput(
-            f"algorithm={algorithm!r} adds in switches, which no rank is: it is simulated and "
-            f"drawn (labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
+            f"algorithm={algorithm!r} adds in network switches and runs only in the simulator "
+            f"(labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
         )
     refuse_unknown("algorithm", [algorithm], ALGORITHMS)
 
 
 def refuse_unmetered(algorithm: str, network: object) -> None:
-    """An emulated network needs messages that labkit sends itself.
+    """Validate that the algorithm can run on an emulated network, if one is given.
+
+    An emulated network can only delay messages that labkit itself sends.
 
     Raises:
-        InvalidInput: naming what to choose instead.
+        InvalidInput: The algorithm cannot run there; the message names alternatives.
     """
     if network is not None and algorithm in UNMETERED:
         raise InvalidInput(
@@ -41,26 +44,28 @@ def refuse_unmetered(algorithm: str, network: object) -> None:
         )
 
 
-def refuse_apart(algorithm: str, on_one_host: bool) -> None:
-    """Memory is shared within a host.
+def validate_one_host(algorithm: str, on_one_host: bool) -> None:
+    """Validate that "shared_memory" has all its ranks on one host.
 
     Raises:
-        InvalidInput: naming what to choose instead.
+        InvalidInput: The ranks run on several hosts; the message names alternatives.
     """
     if algorithm == "shared_memory" and not on_one_host:
         raise InvalidInput(
-            "shared_memory wants all ranks on one host; use 'two_level', which sums in shared "
-            "memory inside each of them, or 'auto'"
+            "shared_memory requires all ranks on one host; use 'two_level', which sums in shared "
+            "memory inside each host, or 'auto'"
         )
 
 
 def schedule_for(
     algorithm: str, network: Network | None, hosts: Callable[[], list[list[int]]]
 ) -> Schedule:
-    """The schedule of this name, laid out on the emulated network, or on the real hosts.
+    """Return the schedule of an algorithm, for an emulated network or the real hosts.
 
     Args:
-        hosts: returns the ranks of each real host.
+        algorithm: The name of an allreduce algorithm in `labkit.schedules.ALLREDUCE`.
+        network: The emulated network; None: the real network.
+        hosts: A function that returns, for each real host, the list of its ranks.
     """
     if network is not None:
         return network.schedule(algorithm)

@@ -1,4 +1,4 @@
-"""The clock of a rank: the only place where its code reads time, or lets time pass."""
+"""The clock of a rank; no other module reads the time or sleeps by itself."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-ROUNDS = 5  # of an offset's measurement
-SPIN = 150e-6  # seconds; below this a sleep is less exact than a loop
+ROUNDS = 5  # number of allgathers per measurement of a clock offset
+SPIN = 150e-6  # seconds; for shorter waits, a spin loop is more exact than a sleep
 
 
 class Clock(Protocol):
-    """Seconds since some moment that is the same for all ranks of a host; they only grow."""
+    """A monotonic clock in seconds, whose zero is the same for all ranks of a host."""
 
     def now(self) -> float:
-        """The time."""
+        """Return the current time in seconds."""
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Sleep for a number of seconds."""
 
     def sleep_until(self, moment: float, exact: bool = True) -> None:
-        """Let time pass up to a moment, if it is still to come.
+        """Sleep until a time of this clock; return at once if that time has passed.
 
         Args:
-            moment: when to wake.
-            exact: take the core for the last bit, for which a sleep is too coarse.
+            moment: The wake-up time on this clock, in seconds.
+            exact: Whether to replace the last part of the sleep by a spin loop, because sleeps end
+                too late.
         """
 
 
 class WallClock:
-    """The host's monotonic clock, exact to some ten microseconds."""
+    """The host's monotonic clock, whose sleeps are exact to some ten microseconds."""
 
-    # The functions themselves: the timeline asks for the time at every event of a step.
+    # The attributes are the functions of `time` themselves, because the timeline calls them at
+    # every event and must be fast.
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
     def sleep_until(self, moment: float, exact: bool = True) -> None:
-        """See `Clock`."""
-        while (left := moment - self.now()) > 0:
+        """Sleep until a time of this clock, see `Clock.sleep_until`."""
+        while (remaining := moment - self.now()) > 0:
             if not exact:
-                self.sleep(left)
-            elif left > SPIN:
-                self.sleep(left - SPIN)
+                self.sleep(remaining)
+            elif remaining > SPIN:
+                self.sleep(remaining - SPIN)
             else:
                 os.sched_yield()
 
@@ -51,9 +53,14 @@ WALL = WallClock()
 
 
 class Offset(NamedTuple):
-    """How far a rank's clock was ahead of rank 0's at a moment of its own, all in s.
+    """The measured lead of a rank's clock over the clock of rank 0.
 
-    The truth lies between `seconds - within` and `seconds + within`.
+    The true lead lies between `seconds - within` and `seconds + within`.
+
+    Attributes:
+        moment: The time of the measurement on this rank's clock, in s.
+        seconds: The estimated lead of this rank's clock, in s.
+        within: The largest possible error of `seconds`, in s.
     """
 
     moment: float
@@ -62,18 +69,18 @@ class Offset(NamedTuple):
 
 
 def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
-    """Measure this rank's clock against that of rank 0 (collective).
+    """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
-    Nobody leaves an allgather before everybody has entered it. So what a rank reads when it leaves
-    is later than what the other has read when it entered, and each round bounds the offset from
-    both sides; the quickest round bounds it most.
+    No rank leaves an allgather before all ranks have entered it. A rank's exit time is therefore
+    later than the entry time of rank 0, and vice versa. Each allgather thus gives a lower and an
+    upper bound of the offset, and the fastest allgather gives the tightest bounds.
     """
     spans = []
     for _ in range(ROUNDS):
-        entered = clock.now()
+        start = clock.now()
         allgather(None)
-        spans.append((entered, clock.now()))
+        spans.append((start, clock.now()))
     first = allgather(spans)[0]
-    least = max(entered - left for (entered, _), (_, left) in zip(spans, first, strict=True))
-    most = min(left - entered for (_, left), (entered, _) in zip(spans, first, strict=True))
-    return Offset(spans[-1][1], (least + most) / 2, (most - least) / 2)
+    lower = max(start - end for (start, _), (_, end) in zip(spans, first, strict=True))
+    upper = min(end - start for (_, end), (start, _) in zip(spans, first, strict=True))
+    return Offset(spans[-1][1], (lower + upper) / 2, (upper - lower) / 2)

@@ -1,4 +1,4 @@
-"""Communicator over MPI: what ranks say to each other, metered, and never a silent wait."""
+"""The Communicator: collectives and messages over MPI, with a traffic meter and timeouts."""
 
 from __future__ import annotations
 
@@ -9,247 +9,271 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.renamed import refuse_former_attributes
 from labkit.common.timeouts import Limits
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.eager import Slots
+from labkit.communicator.eager import EagerMailbox
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.fault_injector import FaultSlowdown, Injector
 from labkit.communicator.mailbox import Mailbox, Route
 from labkit.communicator.membership import SPARE, Membership
 from labkit.communicator.messages import Messages
-from labkit.communicator.numbers import check_summable, scale
+from labkit.communicator.numbers import scale, validate_summable
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
-from labkit.communicator.rendezvous import Parcels
-from labkit.communicator.shared_memory import Aside, SharedMemory
+from labkit.communicator.rendezvous import RendezvousMailbox
+from labkit.communicator.shared_memory import SeparateBuffers, SharedMemory
 from labkit.communicator.slowness import Slowness
-from labkit.communicator.status_board import StatusBoard, leave_without_it
+from labkit.communicator.status_board import StatusBoard, exit_without_finalize
 from labkit.communicator.traffic import Traffic
-from labkit.communicator.ulfm import all_are, outlives
+from labkit.communicator.ulfm import agree_all, outlives
 from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
-from labkit.communicator.wire import Rules
+from labkit.communicator.wire import MessageRules
 from labkit.network import Network, Slowdown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT = 600.0  # seconds; the first step of a large model is traced for minutes
+LIMIT = 600.0  # seconds; TensorFlow traces the first step of a large model for minutes
 
 
+@refuse_former_attributes
 class Communicator:
-    """The ranks of one experiment, as this rank sees them.
+    """The group of ranks of one experiment, seen from this rank.
 
-    No wait is silent: a rank that has failed, one that does not come within `limit` seconds, and
-    ranks that wait for each other in different calls, and a host that is not heard any more, are
-    noticed by those that wait, and named with the call they are in.
+    Every wait is supervised. A waiting rank detects failed ranks, silent hosts, timeouts, and
+    deadlocks of ranks that wait in different calls. The error message names these ranks and their
+    calls.
 
     Args:
-        comm: an mpi4py communicator; the Communicator works on a duplicate of it.
-        limit: seconds after which a wait raises `WaitTooLong`.
-        network: a network to emulate for schedules, `send`, `recv` and windows, on one host; None:
-            the real one.
-        traffic: a meter to go on with; None: a new one.
-        emulation: of a network, to go on with in place of `network`; None: a new one.
-        outer: the patience of the ranks of which these are a part.
-        clock: by which ranks wait and take times; the same for all of a host.
-        rules: what holds for messages that labkit sends itself, to go on with; None: nothing.
-        crew: the ranks and their spares; None: there are none.
+        comm: An mpi4py communicator, which the Communicator duplicates and does not use itself.
+        timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
+        network: A network to emulate for schedules, `send`, `recv` and windows among ranks of one
+            host; None: the real network.
+        traffic: An existing traffic meter, whose counts continue; None: a new meter.
+        emulation: A running network emulation to use instead of `network`; None: a new emulation.
+        outer: The wait policy of the larger group of ranks from which these ranks were split; None:
+            no larger group.
+        clock: The clock for waits and time stamps, the same on all ranks of a host.
+        rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
+            rules.
+        membership: The working ranks and the spare ranks of the call; None: no spare ranks.
 
     Attributes:
-        rank, size: this rank's number, and how many there are.
-        numbers: of these ranks before any was gone; `number` is this one's.
-        dead: the numbers of those that are gone, and have not been replaced.
-        lost: who is gone, by rank among all that were called.
-        deaths: ranks that were gone before these were called, where a call is sent again.
-        restarts: how often it was made anew after a failure.
-        slowness: how much longer this rank computes than it could; None: not at all.
-        on_one_host: whether all ranks share memory.
-        traffic: what this rank has sent and how long it took.
-        rules: what holds for messages that labkit sends itself: checksums, faults.
-        patience: how this rank waits. It remembers the first error that a wait has raised, which
-            TensorFlow hides in one of its own. It is polite where this process computes while it
-            waits: a loop would take its core, and hold the interpreter's lock for milliseconds.
-        meet: waits until all ranks have come, see `WaitPolicy`.
-        send, recv, post, finish: messages from rank to rank, see `Messages`.
-        gather_bytes, sparse_sum, sum_rows: of values of unequal size, see `Payloads`.
-        in_rounds: as `allreduce` by a schedule, and what was there after each round.
-        own_part: the elements of a buffer that this rank adds up with "shared_memory".
+        rank, size: The number of this rank, and the number of ranks.
+        numbers: The rank number that each current rank had before any rank died. `number` is the
+            entry of this rank.
+        dead: The dead ranks that no spare has replaced, by their numbers before any rank died.
+        lost: Dead ranks, numbered among all ranks of the call, spare ranks included.
+        deaths: The number of ranks that died in earlier attempts of this call.
+        restarts: The number of restarts of this communicator after failures.
+        slowness: The artificial slowdown of this rank's computation; None: no slowdown.
+        on_one_host: Whether all ranks run on one host and share memory.
+        traffic: The meter that counts the bytes, messages and seconds of this rank.
+        rules: Checksum and fault-injection rules for messages that labkit itself sends.
+        wait_policy: The wait policy of this rank. The policy stores the first error of a wait,
+            because TensorFlow hides that error inside another one. A polite policy sleeps between
+            polls, because a spin loop would occupy the core and hold Python's global lock for
+            milliseconds.
+        barrier: Wait until every rank has reached this call, see `WaitPolicy.barrier`.
+        send, recv, post, finish: Point-to-point messages, see `Messages`.
+        gather_bytes, sparse_sum, sum_rows: Collectives over values whose sizes differ between
+            ranks, see `Payloads`.
+        allreduce_in_rounds: An `allreduce` by a schedule, which returns a copy of the buffer after
+            each round.
+        local_part: The elements of a buffer that this rank sums in the algorithm "shared_memory".
     """
 
     def __init__(
         self,
         comm: MPI.Intracomm,
-        limit: float = LIMIT,
+        timeout: float = LIMIT,
         network: str | Network | None = None,
         traffic: Traffic | None = None,
         emulation: Emulation | None = None,
         outer: WaitPolicy | None = None,
         clock: Clock = WALL,
-        rules: Rules | None = None,
-        crew: Membership | None = None,
+        rules: MessageRules | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self.network = emulation.network if emulation else Network.parse(network)
         self.traffic, self.clock = traffic or Traffic(), clock
-        self.crew, self._whole = crew, self.network
-        self.numbers = list(range(comm.size)) if crew is None else crew.working_numbers
-        self.dead, self.lost = list[int](), [] if crew is None else crew.lost
+        self.membership, self._full_network = membership, self.network
+        self.numbers = list(range(comm.size)) if membership is None else membership.working_numbers
+        self.dead, self.lost = list[int](), [] if membership is None else membership.dead_ranks
         self.deaths = 0
         self.restarts = 0
         self.slowness: Slowness | None = None
-        self.rules = rules or Rules()
-        self._begin(comm.Dup(), limit, emulation, outer)
+        self.rules = rules or MessageRules()
+        self._initialize(comm.Dup(), timeout, emulation, outer)
 
-    def _begin(
+    def _initialize(
         self,
         comm: MPI.Intracomm,
-        limit: float,
+        timeout: float,
         emulation: Emulation | None,
         outer: WaitPolicy | None,
     ) -> None:
         self._comm, clock = comm, self.clock
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
-        self.board = StatusBoard(self._comm, clock, Limits.of(limit), self.numbers)
-        self.local_rank: int = self.board.local_rank  # among the ranks of this host
-        patience = WaitPolicy(self._comm, self.board, self.traffic, clock, limit, outer)
-        self.patience, self.meet, self.on_one_host = patience, patience.meet, patience.on_one_host
+        self.board = StatusBoard(self._comm, clock, Limits.of(timeout), self.numbers)
+        self.local_rank: int = self.board.local_rank  # this rank's number within its host
+        wait_policy = WaitPolicy(self._comm, self.board, self.traffic, clock, timeout, outer)
+        self.wait_policy, self.barrier, self.on_one_host = (
+            wait_policy,
+            wait_policy.barrier,
+            wait_policy.on_one_host,
+        )
         if self.network and emulation is None:
             self._refuse_hosts()
             emulation = Emulation(self._comm, self.network, clock)
         self._emulation = emulation
         if outer is None and self.network is not None:
-            self.be_slow(self.network.slow, self.network.seed)
-        messages = Messages(patience, emulation, self.rules)
+            self.set_slowdown(self.network.stragglers, self.network.seed)
+        messages = Messages(wait_policy, emulation, self.rules)
         self.send, self.recv = messages.send, messages.recv
         self.post, self.finish = messages.post, messages.finish
-        self._memory = SharedMemory(patience.inside_host())
-        self.own_part = self._memory.own_part
-        given = patience, emulation, self._memory, self.allgather, self.rules
-        self._reductions = Reductions(*given)
-        self.in_rounds = self._reductions.in_rounds
-        payloads = Payloads(patience, emulation, self._reductions)
+        self._memory = SharedMemory(wait_policy.host_policy())
+        self.local_part = self._memory.local_part
+        arguments = wait_policy, emulation, self._memory, self.allgather, self.rules
+        self._reductions = Reductions(*arguments)
+        self.allreduce_in_rounds = self._reductions.allreduce_in_rounds
+        payloads = Payloads(wait_policy, emulation, self._reductions)
         self.gather_bytes = payloads.gather_bytes
         self.sparse_sum, self.sum_rows = payloads.sparse_sum, payloads.sum_rows
 
     def allreduce(
-        self, buffer: np.ndarray, algorithm: str = "mpi", what: str = "allreduce"
+        self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
         r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), to the same bits on all.
 
         Args:
-            buffer: contiguous array, of the same dtype and length on every rank: float16,
+            buffer: A contiguous array, of the same dtype and length on every rank: float16,
                 bfloat16, float32, float64 or an integer type.
-            algorithm: a name of `labkit.schedules.ALLREDUCE`, executed as it is drawn; "mpi", the
-                library's own choice (16-bit floats, which MPI cannot add, are summed in float32
-                and rounded once); "shared_memory", for ranks of one host. "two_level" and its
-                like add up in shared memory inside each of several real hosts.
-            what: name of the call in messages about waits.
+            algorithm: A name of `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
+                "mpi", the choice of the MPI library; or "shared_memory", for ranks of one host.
+                With "mpi", 16-bit floats are summed in float32 and rounded once, because MPI cannot
+                add them. On several real hosts, two-level algorithms sum in shared memory inside
+                each host.
+            label: The name of the call in error messages.
 
         Raises:
-            InvalidInput: the algorithm is not known, or cannot run on an emulated network; values
-                that cannot be added, such as bool.
-            Mismatch: ranks differ in algorithm, dtype or length, or in what the call is for.
-            RankFailed, WaitTooLong: see the class.
+            InvalidInput: The algorithm is unknown or cannot run on an emulated network, or values
+                of the dtype, such as bool, cannot be added.
+            Mismatch: Ranks differ in algorithm, dtype or length, or in the name of the call.
+            RankFailed, WaitTooLong: Another rank has failed, or has not arrived within the timeout.
         """
-        self._reductions.allreduce(buffer, algorithm, what)
+        self._reductions.allreduce(buffer, algorithm, label)
 
     @property
     def outlives(self) -> bool:
-        """Whether these ranks were started so that they may outlive the death of some."""
+        """Whether MPI was started with ULFM, so that ranks survive the death of other ranks."""
         return outlives()
 
     @property
     def number(self) -> int:
-        """Of this rank, before any was gone."""
+        """The number that this rank had before any rank died."""
         return self.numbers[self.rank]
 
     @property
     def member(self) -> int:
-        """This rank among all that were called, spares too."""
-        return self.number if self.crew is None else self.crew.member(self.number)
+        """The number of this rank among all ranks of the call, spare ranks included."""
+        return self.number if self.membership is None else self.membership.member(self.number)
 
     def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
-        """Go on as the ranks that live, in their order (collective of these), after `RankDied`.
+        """Shrink this communicator after `RankDied` (collective of the surviving ranks).
 
-        Waits of all others raise `RankDied` too, wherever they are. What was made with the ranks
-        before (windows, parts, memory from `allocate`) is abandoned: without the dead it cannot be
-        freed. All ranks agree that the new ones have come about; who dies meanwhile is left out.
+        The survivors keep their order. Pending waits of all other ranks raise `RankDied`, too.
+        Windows, split communicators and memory from `allocate` stay allocated but unusable, because
+        MPI cannot free them without the dead ranks. All survivors agree on the new communicator.
+        Ranks that die during the call are removed, too.
 
         Args:
-            settle: called when nothing waits for the dead any more, before anything is made anew:
-                other threads of this rank must have ended what they did here.
+            settle: A function after which no other thread of this rank uses this communicator.
+                `shrink` calls the function after the revocation, before it creates the new
+                communicator.
 
         Returns:
-            the numbers of those that are gone.
+            The numbers that the removed ranks had before any rank died.
         """
         from mpi4py import MPI
 
-        broken, limit, before = self._comm, self.patience.limit, self.numbers
+        broken, limit, before = self._comm, self.wait_policy.timeout, self.numbers
         broken.Revoke()
         settle()
         self.board.abandon()
         network = self.network
-        atexit.register(leave_without_it)
-        for _ in before:  # each time another one has died meanwhile
+        atexit.register(exit_without_finalize)
+        for _ in before:  # each death during the call costs one attempt
             whole = broken.Shrink()
-            assert isinstance(whole, MPI.Intracomm)  # as what shrinks is one
-            places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
-            self.numbers = [before[place] for place in places]
-            self.network = network and network.part(places, broken.size)
+            assert isinstance(whole, MPI.Intracomm)  # for the type checker
+            old_ranks = MPI.Group.Translate_ranks(whole.group, None, broken.group)
+            self.numbers = [before[rank] for rank in old_ranks]
+            self.network = network and network.part(old_ranks, broken.size)
             try:
-                self._begin(whole, limit, None, None)
-                fine = True
-            except Exception:  # also of what one that died meanwhile has left half said
+                self._initialize(whole, limit, None, None)
+                succeeded = True
+            except Exception:  # includes errors from a message that a dying rank sent in part
                 whole.Revoke()
-                fine = False
-            if all_are(whole, fine):
+                succeeded = False
+            if agree_all(whole, succeeded):
                 found = [number for number in before if number not in self.numbers]
                 self.dead += found
-                self.lost += found if self.crew is None else map(self.crew.member, found)
+                self.lost += (
+                    found if self.membership is None else map(self.membership.member, found)
+                )
                 return found
             self.board.abandon()
-        raise LabkitError("those that live find no way to go on together")
+        raise LabkitError("the surviving ranks cannot form a new communicator")
 
     def restart(self, comm: MPI.Intracomm) -> None:
-        """Go on as new after a call that failed on some ranks (collective).
+        """Rebuild this communicator after a call that failed on some ranks (collective).
 
-        What was made with the ranks before is abandoned, as for `shrink`.
+        As after `shrink`, windows, split communicators and memory from `allocate` are unusable.
 
         Args:
-            comm: of the same ranks, on which no message is under way.
+            comm: An mpi4py communicator of the same ranks without pending messages.
         """
         self.board.abandon()
-        self._begin(comm.Dup(), self.patience.limit, None, None)
+        self._initialize(comm.Dup(), self.wait_policy.timeout, None, None)
         self.restarts += 1
 
     @property
     def spares(self) -> int:
-        """How many wait to take the place of one that is gone, as far as is known."""
-        return 0 if self.crew is None else self.crew.numbers.count(SPARE)
+        """The number of spare ranks that still wait for a death, as far as this rank knows."""
+        return 0 if self.membership is None else self.membership.numbers.count(SPARE)
 
     def replace(self) -> list[int]:
-        """Go on as all ranks again, after `shrink` (collective of those that live, and spares).
+        """Replace dead ranks by spares after `shrink` (collective of survivors and spares).
 
         Returns:
-            the numbers of those whose places spares have taken: not all, where spares are few.
+            The numbers of the dead ranks that spares have replaced. If there are too few spares,
+            some dead ranks keep no replacement and are missing here.
         """
-        assert self.crew is not None
-        crew, before, limit = self.crew, self.numbers, self.patience.limit
+        assert self.membership is not None
+        membership, before, limit = self.membership, self.numbers, self.wait_policy.timeout
         self.board.abandon()
 
         def begin(comm: MPI.Intracomm) -> None:
-            self.numbers = crew.working_numbers
-            self.network = self._whole and self._whole.part(self.numbers, crew.size)
-            self._begin(comm.Dup(), limit, None, None)
+            self.numbers = membership.working_numbers
+            self.network = self._full_network and self._full_network.part(
+                self.numbers, membership.size
+            )
+            self._initialize(comm.Dup(), limit, None, None)
 
-        crew.fill(begin, lambda: self.board.abandon())
+        membership.replace_dead(begin, lambda: self.board.abandon())
         self.dead = [number for number in self.dead if number not in self.numbers]
-        self.lost = crew.lost
+        self.lost = membership.dead_ranks
         return [number for number in self.numbers if number not in before]
 
     def pace(self, paced: bool = True) -> None:
-        """Hand each message of a schedule over only when its emulated links are free, or not."""
+        """Choose whether this rank holds back messages of schedules while its link is busy.
+
+        Args:
+            paced: True: send a message when the link is free; False: send each message at once.
+        """
         if self._emulation:
             self._emulation.paced = paced
 
@@ -258,172 +282,211 @@ class Communicator:
         buffer: np.ndarray,
         weight: float,
         algorithm: str = "mpi",
-        what: str = "the mean",
+        label: str = "the mean",
         total: float | None = None,
-        aside: Aside | None = None,
+        separate: SeparateBuffers | None = None,
     ) -> None:
         r"""Replace the ranks' buffers by their mean \(b_r \leftarrow \sum_s w_s b_s / \sum_s w_s\).
 
-        Weights travel beside the buffers, outside the traffic and any emulated network. Values are
-        weighted before they are added, so that no sum is larger than the largest of them.
+        The traffic meter and the emulated network ignore the weights. Each rank multiplies its
+        values by its share of the weights before the sum, so that no partial sum exceeds the
+        largest value.
 
         Args:
-            buffer, algorithm, what: as for `allreduce`; of floats.
-            weight: of this rank, 0 or more; where all are 0 the mean is 0.
-            total: the sum of the weights, where it is known already.
-            aside: what of them lies elsewhere; only for "shared_memory".
+            buffer, algorithm, label: As for `allreduce`, but the dtype must be a float type.
+            weight: The weight of this rank's values, at least 0. If all ranks' weights are 0, the
+                mean is 0.
+            total: The sum of all ranks' weights, if the caller knows it; None: the ranks exchange
+                their weights.
+            separate: Memory outside the buffer for inputs or the result; only for "shared_memory".
         """
-        # In shared memory the weights lie beside the flags: no call for their sum, no scaled copy.
+        # With "shared_memory", ranks read each other's weights beside the flags, so that no extra
+        # call and no scaled copy is needed.
         if algorithm == "shared_memory" and self.size > 1:
-            self._reductions.allreduce(buffer, algorithm, what, weight, aside)
+            self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return
-        check_summable(buffer.dtype, mean=True)
+        validate_summable(buffer.dtype, mean=True)
         if total is None:
-            total = self.total(weight, what)
+            total = self.total(weight, label)
         share = weight / total if total else 0.0
         if self.size == 1:
             scale(buffer, share)
-        self._reductions.allreduce(buffer, algorithm, what, share)
+        self._reductions.allreduce(buffer, algorithm, label, share)
 
-    def total(self, weight: float, what: str = "the mean") -> float:
-        """The sum of the ranks' weights, outside the traffic and any emulated network."""
-        return float(np.sum(self.everyone(weight, f"the weights of {what}")))
+    def total(self, weight: float, label: str = "the mean") -> float:
+        """Return the sum of the ranks' weights, without metering or network emulation."""
+        return float(np.sum(self.allgather_scalar(weight, f"the weights of {label}")))
 
-    def everyone(self, value: float, what: str) -> np.ndarray:
-        """Every rank's number, in rank order, outside the traffic and any emulated network."""
+    def allgather_scalar(self, value: float, label: str) -> np.ndarray:
+        """Gather one number from every rank, in rank order, without metering or emulation."""
         if self.size == 1:
             return np.array([value])
-        self.patience.enter(what)
-        return self.patience.gather_here(value)
+        self.wait_policy.name_call(label)
+        return self.wait_policy.allgather_scalar(value)
 
     def allocate(self, length: int, dtype: Any = np.float32, common: bool = False) -> np.ndarray:
-        """A buffer aligned to cache lines, zero at first (collective).
+        """Allocate a zeroed buffer in shared memory, aligned to cache lines (collective).
 
-        It lies in memory that the ranks of a host share, where "shared_memory" and "two_level"
-        reduce it without copies. Common: one for all of them, as `Aside` wants it.
+        The algorithms "shared_memory" and "two_level" reduce such a buffer without copies.
+
+        Args:
+            length: The number of elements of the buffer.
+            dtype: The dtype of the elements; default: float32.
+            common: Whether all ranks of a host share one buffer, which `SeparateBuffers.into`
+                needs; default: one buffer per rank.
         """
         kind = "common " if common else ""
-        self.meet(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
+        self.barrier(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
         nbytes = length * np.dtype(dtype).itemsize
-        with self.patience.minding:
+        with self.wait_policy.failure_guard:
             return self._memory.allocate(nbytes, common).view(dtype)
 
-    def broadcast(self, buffer: np.ndarray, root: int = 0, what: str = "broadcast") -> None:
-        """Copy the root's buffer into everyone's, in place."""
+    def broadcast(self, buffer: np.ndarray, root: int = 0, label: str = "broadcast") -> None:
+        """Copy the root's buffer into the buffers of all ranks, in place."""
         if self.size == 1:
             return
-        self.meet(f"{what} (broadcast of {_named(buffer)} from rank {root})")
+        self.barrier(f"{label} (broadcast of {_array_text(buffer)} from rank {root})")
         start = self.clock.now()
-        self.patience.call("Bcast", buffer.view(np.uint8) if buffer.ndim else buffer, root)
+        self.wait_policy.call("Bcast", buffer.view(np.uint8) if buffer.ndim else buffer, root)
         sent = buffer.nbytes if self.rank == root else 0
         self.traffic.payload_bytes += sent
-        self.patience.count(sent, sent)
+        self.wait_policy.count(sent, sent)
         self.traffic.transfer_seconds += self.clock.now() - start
 
-    def share(self, value: Any, root: int = 0, what: str = "share") -> Any:
-        """The root's Python object, on every rank (pickled)."""
-        self.patience.enter(f"{what} (share from rank {root})")
-        return self.patience.share(value, root)
+    def broadcast_object(self, value: Any, root: int = 0, label: str = "share") -> Any:
+        """Broadcast the root's Python object to every rank (pickled)."""
+        self.wait_policy.name_call(f"{label} (share from rank {root})")
+        return self.wait_policy.share(value, root)
 
-    def allgather(self, value: Any, what: str = "allgather") -> list[Any]:
-        """Every rank's Python object, in rank order (pickled)."""
-        self.patience.enter(f"{what} (allgather)")
-        return self.patience.gather(value)
+    def allgather(self, value: Any, label: str = "allgather") -> list[Any]:
+        """Gather the Python objects of all ranks, in rank order (pickled)."""
+        self.wait_policy.name_call(f"{label} (allgather)")
+        return self.wait_policy.gather(value)
 
-    def tally(self, values: np.ndarray, what: str = "tally") -> np.ndarray:
-        """The sum of small arrays for bookkeeping, outside traffic and emulated network."""
-        self.patience.enter(f"{what} (tally of {_named(values)})")
-        return np.asarray(np.sum(self.patience.gather(values), axis=0))
+    def allreduce_small(self, values: np.ndarray, label: str = "tally") -> np.ndarray:
+        """Sum small bookkeeping arrays of all ranks, without metering or network emulation."""
+        self.wait_policy.name_call(f"{label} (tally of {_array_text(values)})")
+        return np.asarray(np.sum(self.wait_policy.gather(values), axis=0))
 
-    def scatter(self, parts: Sequence[Any] | None, root: int = 0, what: str = "scatter") -> Any:
-        """The part that the root holds for this rank; `parts` counts at the root only.
+    def scatter(self, parts: Sequence[Any] | None, root: int = 0, label: str = "scatter") -> Any:
+        """Scatter the root's parts, one to each rank, and ignore the `parts` of other ranks.
 
         Raises:
-            InvalidInput: the root has not as many parts as there are ranks.
+            InvalidInput: The number of parts at the root differs from the number of ranks.
         """
         if self.rank == root and (parts is None or len(parts) != self.size):
-            given = "None" if parts is None else f"{len(parts)}"
-            raise InvalidInput(f"scatter of {given} parts: give one for each of {self.size} ranks")
-        self.meet(f"{what} (scatter from rank {root})")
-        with self.patience.minding:
+            count = "None" if parts is None else f"{len(parts)}"
+            raise InvalidInput(f"scatter of {count} parts: give one for each of {self.size} ranks")
+        self.barrier(f"{label} (scatter from rank {root})")
+        with self.wait_policy.failure_guard:
             return self._comm.scatter(parts, root)
 
     def split(self, colour: int, key: int | None = None) -> Communicator:
-        """The Communicator of the ranks with the same colour, ordered by key (default: rank).
+        """Return the Communicator of the ranks with the same colour (collective).
 
-        What it sends is metered here too, and waits for the same links of an emulated network.
+        The new Communicator shares the traffic meter and the emulated links of this Communicator.
+
+        Args:
+            colour: The number of this rank's new group; "colour" is MPI's term.
+            key: A number by which the ranks of a group are ordered; default: the rank in this
+                Communicator.
         """
         from mpi4py import MPI
 
-        self.meet("split")
-        with self.patience.minding:
+        self.barrier("split")
+        with self.wait_policy.failure_guard:
             part = self._comm.Split(colour, self.rank if key is None else key)
-            assert isinstance(part, MPI.Intracomm)  # as all parts of one are
+            assert isinstance(part, MPI.Intracomm)  # for the type checker
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
-            given = (self.patience.limit, None, self.traffic, emulation, self.patience, self.clock)
-            communicator = Communicator(part, *given, self.rules)
+            arguments = (
+                self.wait_policy.timeout,
+                None,
+                self.traffic,
+                emulation,
+                self.wait_policy,
+                self.clock,
+            )
+            communicator = Communicator(part, *arguments, self.rules)
         communicator.slowness = self.slowness
-        part.Free()  # it works on a duplicate
+        part.Free()  # the Communicator works on a duplicate
         return communicator
 
-    def over(self, network: str | Network | None) -> Communicator:
-        """The same ranks on another network; what it sends is metered by itself (collective)."""
-        self.meet("the way to another network")
-        limit = self.patience.limit
-        with self.patience.minding:
-            return Communicator(self._comm, limit, network, outer=self.patience, clock=self.clock)
+    def with_network(self, network: str | Network | None) -> Communicator:
+        """Return a Communicator of the same ranks on another network (collective).
+
+        The new Communicator has its own traffic meter, which starts at 0.
+        """
+        self.barrier("the way to another network")
+        limit = self.wait_policy.timeout
+        with self.wait_policy.failure_guard:
+            return Communicator(
+                self._comm, limit, network, outer=self.wait_policy, clock=self.clock
+            )
 
     def window(self, nbytes: int) -> Window:
-        """Memory of this rank that others read and write without its help (collective)."""
-        self.meet("the making of a window")
-        with self.patience.minding:
-            return Window(nbytes, self.patience, self._emulation)
+        """Allocate memory of this rank for one-sided access by other ranks (collective)."""
+        self.barrier("the making of a window")
+        with self.wait_policy.failure_guard:
+            return Window(nbytes, self.wait_policy, self._emulation)
 
     def mailbox(self, hosts: Sequence[int] | None = None) -> Mailbox:
-        """Messages from whoever sends; one mailbox at a time, for all have the same tags.
+        """Return a mailbox for two-sided messages from any sender.
+
+        Only one mailbox may be open at a time, because all mailboxes use the same tags.
 
         Args:
-            hosts: the rank of each who sends or reads, by number; None: ranks themselves do.
+            hosts: The rank of each endpoint, by endpoint number; default: each rank is one
+                endpoint.
         """
-        return Mailbox(self.patience, self._emulation, hosts or range(self.size), self.rules)
+        return Mailbox(self.wait_policy, self._emulation, hosts or range(self.size), self.rules)
 
-    def slots(self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None) -> Slots:
-        """The same, written straight into the memory of who reads them (collective).
+    def eager_mailbox(
+        self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None
+    ) -> EagerMailbox:
+        """Return a mailbox whose senders write into the receiver's memory (collective).
 
         Args:
-            routes: bytes of the longest values, by the numbers of who sends and who reads.
-            hosts: as for `mailbox`.
+            routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
+            hosts: As for `mailbox`.
         """
-        given = self.window, self.patience, self._emulation
-        return Slots(*given, hosts or range(self.size), routes)
+        arguments = self.window, self.wait_policy, self._emulation
+        return EagerMailbox(*arguments, hosts or range(self.size), routes)
 
-    def parcels(self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None) -> Parcels:
-        """The same for values of any length, which who reads them fetches (collective).
+    def rendezvous_mailbox(
+        self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None
+    ) -> RendezvousMailbox:
+        """Return a mailbox whose receivers fetch values of any length (collective).
 
         Args:
-            routes: bytes that are expected, by the numbers of who sends and who reads.
-            hosts: as for `mailbox`.
+            routes: For each pair of endpoints (sender, receiver), the expected bytes of a message.
+            hosts: As for `mailbox`.
         """
-        given = self.window, self.patience, self._emulation
-        return Parcels(*given, hosts or range(self.size), routes)
+        arguments = self.window, self.wait_policy, self._emulation
+        return RendezvousMailbox(*arguments, hosts or range(self.size), routes)
 
-    def be_slow(self, slow: Mapping[int, Slowdown], seed: int) -> None:
-        """From now on compute as slowly as the ranks that are named here; others as they can."""
+    def set_slowdown(self, slow: Mapping[int, Slowdown], seed: int) -> None:
+        """Set or remove the artificial slowdown of this rank.
+
+        Args:
+            slow: The slowdown of each slow rank, by rank number. Ranks without an entry run at full
+                speed.
+            seed: The seed of the random slowdown factors.
+        """
         slowdown = slow.get(self.rank)
         self.slowness = (
             None if slowdown is None else Slowness(slowdown, self.rank, seed, self.clock)
         )
 
-    def plant(self, injector: Injector) -> None:
-        """From now on let faults happen to this rank, to what it sends and how it computes."""
+    def inject_faults(self, injector: Injector) -> None:
+        """Inject faults into the messages and the computation of this rank from now on."""
         self.rules.injector = injector
         self.slowness = FaultSlowdown(injector, self.slowness, self.clock)
 
-    def act_slow(self, computed: float) -> None:
-        """Sleep as long as this rank's computation would take longer, were it the emulated one.
+    def apply_slowdown(self, computed: float) -> None:
+        """Sleep for the extra time that the artificial slowdown of this rank demands.
 
         Args:
-            computed: seconds that the computation really took.
+            computed: Real seconds that the last computation took.
         """
         if self.slowness is not None:
             self.slowness.act(computed)
@@ -433,31 +496,31 @@ class Communicator:
             self.board.close()
             self._comm.Free()
             raise InvalidInput(
-                f"network={self.network} is emulated among ranks of one host, but these have "
-                "several, joined by a real network; run it without network, or on one host"
+                f"network={self.network} is emulated among ranks of one host, but these ranks run "
+                "on several hosts; remove network, or use one host"
             )
 
-    def dismiss(self) -> None:
-        """Tell the spares that nobody needs them any more."""
-        if self.crew is not None:
-            self.crew.dismiss()
+    def release_spares(self) -> None:
+        """Release the spare ranks, which then stop waiting for a death."""
+        if self.membership is not None:
+            self.membership.release_spares()
 
     def leave(self) -> None:
-        """Say that this rank comes to no further call; who waits for it is told so."""
+        """Announce that this rank enters no further call, so that waiting ranks raise an error."""
         self.board.enter("the end of its program", waiting=True)
 
     def close(self) -> None:
-        """Free what MPI holds for this Communicator (collective)."""
-        self.meet("the end of the call")
-        with self.patience.minding:
+        """Free the MPI objects of this Communicator (collective)."""
+        self.barrier("the end of the call")
+        with self.wait_policy.failure_guard:
             self._memory.close()
-            if self._memory.patience is not self.patience:
-                self._memory.patience.comm.Free()
+            if self._memory.wait_policy is not self.wait_policy:
+                self._memory.wait_policy.comm.Free()
             if self._emulation:
                 self._emulation.close()
             self.board.close()
             self._comm.Free()
 
 
-def _named(values: np.ndarray) -> str:
+def _array_text(values: np.ndarray) -> str:
     return f"{values.dtype.name}{list(values.shape)}"

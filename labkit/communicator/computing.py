@@ -1,4 +1,4 @@
-"""How long a rank computes that is slow on an emulated network."""
+"""Context managers that extend the computations of an artificially slow rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from labkit.communicator.communicator import Communicator
 
 
 def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
-    """What stands around each computation of a rank and makes it last as long as it would.
+    """Return a function whose context managers add the rank's slowdown to each computation.
 
-    What the rank waits for others inside, or exchanges with them, is no computation.
+    Waits for other ranks and transfers inside the context do not count as computation.
 
     Args:
-        communicator: of all ranks: how slow one is, and what it draws, goes by its number there.
+        communicator: The communicator of all ranks. This rank's number in it selects the slowdown
+            and the stream of random factors.
     """
     clock = communicator.clock
     if communicator.slowness is None:
@@ -27,6 +28,6 @@ def computing(communicator: Communicator) -> Callable[[], AbstractContextManager
         seconds = clock.now() - start
         spent = communicator.traffic.since(before)
         others = spent.wait_seconds + spent.transfer_seconds
-        communicator.act_slow(max(0.0, seconds - others))
+        communicator.apply_slowdown(max(0.0, seconds - others))
 
     return slowly

@@ -1,4 +1,4 @@
-"""Letters that are written straight into the memory of who reads them: one-sided."""
+"""One-sided eager messages: the sender writes into the receiver's memory."""
 
 from __future__ import annotations
 
@@ -11,172 +11,180 @@ from numpy.typing import NDArray
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.mailbox import Letter, Route, headed, opened
+from labkit.communicator.mailbox import Letter, Route, make_header, open_letter
 from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 LINE = 64  # bytes of a cache line
-HEAD = 2 * LINE  # the number of the letter, and its head
+HEAD = 2 * LINE  # bytes at the start of a slot, for message number and header
 
 Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
 
-class Slots:
-    """A mailbox with one slot a route: who sends puts, who reads takes no part.
+class EagerMailbox:
+    """A mailbox with one receive slot per route, which the sender fills with one-sided puts.
 
-    Memory is placed once, at the begin, and values are read where they were put: they stay until
-    their reader posts a letter to who sent them, or frees them. A letter for a slot that is still
-    full waits at its sender. So there is no handshake, no copy on the reader's side, and nothing
-    to allocate. A slot for each route, and not for each pair of ranks: who stands on one rank must
-    not wait for each other's letters to be read.
+    A route is a pair of endpoints (sender, receiver). Slots are allocated once, and the receiver
+    reads messages in place. A slot stays full until the receiver frees it or posts a message back
+    to the sender. A message for a full slot waits at its sender. Messages therefore need no
+    handshake, no copy at the receiver, and no allocation. Each route has its own slot, because
+    endpoints on one rank must not block each other.
 
     Args:
-        window: makes memory of so many bytes at this rank (collective).
-        patience: of this rank, by whose meter and clock it goes.
-        emulation: the network to emulate, or None.
-        hosts: the rank of each who sends or reads, by number.
-        routes: bytes of the longest values, by (who sends, who reads).
+        window: A function that allocates a window of a number of bytes at this rank (collective).
+        wait_policy: The wait policy of this rank, with its traffic meter and clock.
+        emulation: The emulated network; None: the real network.
+        hosts: The rank of each endpoint, by endpoint number.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
-    RDMA, EuroSys 2019: tensors placed statically at their receivers, which poll a flag. Theirs has
-    the flag alone behind the values; here the words of the letter, 96 bytes, come along.
+    RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag. In
+    the paper, the area holds only the values and the flag; here, a slot also holds a header of 96
+    bytes.
     """
 
-    stay: ClassVar[bool] = True  # values are read where they were put
+    in_place: ClassVar[bool] = True  # whether the receiver reads values in place
 
     def __init__(
         self,
         window: Callable[[int], Window],
-        patience: WaitPolicy,
+        wait_policy: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
         routes: Mapping[Route, int],
     ) -> None:
-        self._patience, self._emulation, self._hosts = patience, emulation, hosts
+        self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
-        self._slots: dict[Route, int] = {}  # bytes in the memory of the reader
-        self._reads: dict[Route, int] = {}  # bytes in that of the sender: letters read by now
-        sizes = [0] * patience.size
+        self._slots: dict[Route, int] = {}  # offset (bytes) of the slot in the receiver's memory
+        self._reads: dict[Route, int] = {}  # offset of the read count in the sender's memory
+        sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
             source, reader = (hosts[number] for number in route)
             self._slots[route] = sizes[reader]
-            sizes[reader] += HEAD + self._room(capacity)
+            sizes[reader] += HEAD + self._slot_bytes(capacity)
             self._reads[route] = sizes[source]
-            sizes[source] += LINE + self._stretch(capacity)
-        self._window = window(sizes[patience.rank])
-        self._sent = dict.fromkeys((r for r in routes if hosts[r[0]] == patience.rank), 0)
-        self._came = dict.fromkeys((r for r in routes if hosts[r[1]] == patience.rank), 0)
+            sizes[source] += LINE + self._send_bytes(capacity)
+        self._window = window(sizes[wait_policy.rank])
+        self._sent = dict.fromkeys((r for r in routes if hosts[r[0]] == wait_policy.rank), 0)
+        self._received = dict.fromkeys((r for r in routes if hosts[r[1]] == wait_policy.rank), 0)
         memory = self._window.memory
         self._read = {r: memory[self._reads[r] :][:8].view(np.float64) for r in self._sent}
-        self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._came}
+        self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._received}
         self._outbox: deque[Posted] = deque()
-        self._coming: list[Letter] = []
-        self._open: set[Route] = set()  # whose values are still read
+        self._incoming: list[Letter] = []
+        self._unfreed: set[Route] = set()  # routes whose slot the receiver still reads
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Put a letter where its reader finds it; what was read of that one is free by now.
+        """Send a letter (message), and free the slot of the opposite route.
+
+        Args:
+            route: The endpoint numbers of sender and receiver.
+            words: Header words for use by the caller, at most `WORDS`.
+            values: Flat bytes of the message, which must not change while the letter waits for its
+                slot.
 
         Raises:
-            LabkitError: the values are longer than those of this route may be.
+            LabkitError: The message has more bytes than the slot of its route.
         """
-        self._fit(route, values.nbytes)
+        self._validate_size(route, values.nbytes)
         self.free((route[1], route[0]))
         self._outbox.append((route, words, values))
         self._deliver()
 
     def free(self, route: Route) -> None:
-        """What came by this route is read no longer."""
-        if route in self._open:
-            self._open.remove(route)
-            read = np.array([float(self._came[route])])
+        """Free the slot of a route after the receiver has used its values."""
+        if route in self._unfreed:
+            self._unfreed.remove(route)
+            read = np.array([float(self._received[route])])
             self._window.write(read, self._hosts[route[0]], self._reads[route])
 
     def collect(self) -> list[Letter]:
-        """Letters that have come since this was asked last."""
+        """Return the letters (messages) that have arrived since the last call."""
         self._window.progress()
         self._deliver()
         for route, head in self._heads.items():
-            if head[0] > self._came[route]:
-                self._window.sync()  # what was put before the number
-                self._came[route] += 1
-                if (letter := self._taken(route)) is not None:
-                    self._coming.append(letter)
-        if not self._coming:
+            if head[0] > self._received[route]:
+                self._window.sync()  # makes the data visible that the sender wrote earlier
+                self._received[route] += 1
+                if (letter := self._receive(route)) is not None:
+                    self._incoming.append(letter)
+        if not self._incoming:
             return []
-        now = self._patience.clock.now()
-        letters = [letter for letter in self._coming if letter.is_here(now)]
-        self._coming = [letter for letter in self._coming if letter not in letters]
+        now = self._wait_policy.clock.now()
+        letters = [letter for letter in self._incoming if letter.has_arrived(now)]
+        self._incoming = [letter for letter in self._incoming if letter not in letters]
         for letter in letters:
-            self._open.add(letter.route)
-            if not (self.stay and letter.values.nbytes):
+            self._unfreed.add(letter.route)
+            if not (self.in_place and letter.values.nbytes):
                 self.free(letter.route)
         return letters
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for its reader's slot."""
+        """Whether no letter of this rank waits for a free slot."""
         self._window.progress()
         self._deliver()
         return not self._outbox
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """This rank's, in which others write, or from which they read."""
+        """The window memory of this rank, which other ranks write or read."""
         return self._window.memory
 
     def close(self) -> None:
-        """Free the memory, when all have come to this (collective)."""
-        self._patience.meet("the end of one-sided messages")
+        """Free the window memory of all ranks after a barrier (collective)."""
+        self._wait_policy.barrier("the end of one-sided messages")
         self._read, self._heads = {}, {}
         self._window.close()
 
-    # --- what is placed where; `Parcels` differs in this alone ---------------------------------
+    # --- memory layout and transfer, which `RendezvousMailbox` overrides ------------------------
 
-    def _room(self, capacity: int) -> int:
-        """Bytes beside the head in the memory of who reads."""
+    def _slot_bytes(self, capacity: int) -> int:
+        """Return the bytes of a slot after its header, in the receiver's memory."""
         return lines(capacity)
 
-    def _stretch(self, capacity: int) -> int:
-        """Bytes beside the count of letters read in the memory of who sends."""
+    def _send_bytes(self, capacity: int) -> int:
+        """Return the bytes of the send buffer after the read count, in the sender's memory."""
         return 0
 
-    def _fit(self, route: Route, nbytes: int) -> None:
+    def _validate_size(self, route: Route, nbytes: int) -> None:
         if nbytes > self._capacities[route]:
             raise LabkitError(
                 f"{nbytes} bytes for a slot of {self._capacities[route]}; use "
                 "transport='two_sided' or 'one_sided_dynamic', whose messages may have any length"
             )
 
-    def _taken(self, route: Route) -> Letter | None:
-        """The letter that lies in a slot; None: the rest of it is still to come."""
+    def _receive(self, route: Route) -> Letter | None:
+        """Return the letter in a slot; None if further parts of the letter must arrive first."""
         head = self._heads[route][1:]
         values = self._window.memory[self._slots[route] + HEAD :][: int(head[0])]
-        return opened(head, values, self._emulation, self._hosts[route[0]])
+        return open_letter(head, values, self._emulation, self._hosts[route[0]])
 
-    def _put(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
-        """Put a letter into its empty slot; whether that is all of it."""
+    def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
+        """Write a letter into its empty slot; return whether the letter is complete."""
         at, to, ticket = self._slots[route], self._hosts[route[1]], 0.0
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
         if values.nbytes:
             self._window.write(values, to, at + HEAD)
-        self._tell(route, headed(route, ticket, words, values))
+        self._write_header(route, make_header(route, ticket, words, values))
         self._count(route, values.nbytes)
         return True
 
-    def _tell(self, route: Route, head: NDArray[np.float64]) -> None:
+    def _write_header(self, route: Route, head: NDArray[np.float64]) -> None:
         at, to = self._slots[route], self._hosts[route[1]]
         self._sent[route] += 1
         self._window.write(head, to, at + 8)
-        # Last: who sees the number finds the rest.
+        # The message number is written last, so that a receiver that sees the number finds the
+        # complete letter.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
     def _count(self, route: Route, nbytes: int) -> None:
-        self._patience.traffic.payload_bytes += nbytes
-        self._patience.count_to(self._hosts[route[1]], nbytes)
+        self._wait_policy.traffic.payload_bytes += nbytes
+        self._wait_policy.count_to(self._hosts[route[1]], nbytes)
 
     def _deliver(self) -> None:
-        """Put what waits into slots that are empty; letters of one route keep their order."""
+        """Write waiting letters into empty slots; the letters of one route keep their order."""
         waiting: deque[Posted] = deque()
         behind: set[Route] = set()
         for posted in self._outbox:
@@ -184,7 +192,7 @@ class Slots:
             if (
                 route in behind
                 or self._read[route][0] < self._sent[route]
-                or not self._put(*posted)
+                or not self._write(*posted)
             ):
                 behind.add(route)
                 waiting.append(posted)
@@ -192,5 +200,5 @@ class Slots:
 
 
 def lines(nbytes: int) -> int:
-    """So many bytes, up to the end of their last cache line."""
+    """Round a number of bytes up to whole cache lines."""
     return -(-nbytes // LINE) * LINE

@@ -1,4 +1,4 @@
-"""An emulated network on the wall clock: data move at once, and arrive when they would."""
+"""Network emulation in real time: receivers delay each message until its emulated delivery."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 
 class Emulation:
-    """This rank's view of the emulated links.
+    """The emulated network links, seen from this rank.
 
-    A sender hands its message to the links and sends along a ticket for it; the receiver sleeps
-    until the delivery, and looks again when it wakes: others may have joined on the way. The
-    links' state lies in memory that the ranks of the host share, because messages share links,
-    and hosts uplinks; all ranks read the same clock. Ranks must be on one real host.
+    A sender books its message on the links, and sends the booking's ticket (a number) with the
+    message. The receiver sleeps until the message's delivery time. When the receiver wakes, it
+    computes this time again, because new messages on the same links delay the delivery. The state
+    of the links lies in shared memory, because messages share links and hosts share uplinks. All
+    ranks must run on one real host, and read its clock.
 
     Args:
-        comm: an mpi4py communicator of ranks on one host.
-        network: what to emulate.
-        clock: of the ranks' host.
+        comm: An mpi4py communicator of ranks on one host.
+        network: The network to emulate.
+        clock: The clock of the host.
 
     Attributes:
-        network: what is emulated.
-        paced: whether a rank holds a message back until its link is free of those before it.
+        network: The emulated network.
+        paced: Whether a rank holds each message back until its earlier messages have left the link.
     """
 
     def __init__(self, comm: MPI.Intracomm, network: Network, clock: Clock) -> None:
         from mpi4py import MPI
 
         self._clock = clock
-        self._place = comm.rank  # on the whole network, as all places
-        self._places: Sequence[int] = range(comm.size)
+        self._rank = comm.rank  # the rank's number in the whole network, as in `_ranks`
+        self._ranks: Sequence[int] = range(comm.size)
         self.network = network
         self._links, self._turns = shared_links(network, comm.size), count()
         length = self._links.length
@@ -55,55 +56,66 @@ class Emulation:
         if comm.rank == 0:
             shared[:] = 0.0
         self._links.attach(shared)
-        self._lock = _common_file(comm)
-        self._whole = True
+        self._lock = _open_lock_file(comm)
+        self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # MPI's lock is one for all threads of a rank
+        self._thread = threading.Lock()  # all threads of a rank share one file lock
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
-        """The same links, as some of the ranks see them, who are called 0, 1, … there."""
-        found = copy(self)
-        found.network = self.network.part(ranks, len(self._places))
-        found._places = [self._places[rank] for rank in ranks]
-        found._whole = False
-        return found
+        """Return a view of the same links for a group of ranks, renumbered 0, 1, …"""
+        view = copy(self)
+        view.network = self.network.part(ranks, len(self._ranks))
+        view._ranks = [self._ranks[rank] for rank in ranks]
+        view._owns_links = False
+        return view
 
     def turn(self) -> int:
-        """The number of a round: its messages leave this rank behind those of earlier rounds."""
+        """Return the number of a new round, whose messages leave after those of earlier rounds."""
         return next(self._turns)
 
     def depart(self, destination: int, nbytes: int, turn: int = FREE) -> float:
-        """Hand a message to this rank's links, in its turn or at once; its ticket."""
-        return self._depart(self._place, self._places[destination], nbytes, turn)
+        """Book a message on this rank's emulated links, and return the booking's ticket.
 
-    def holds(self, ticket: float) -> Iterator[float]:
-        """Moments until which to sleep, one after the other, before the last message is sent."""
+        Args:
+            destination: The rank of the receiver.
+            nbytes: Bytes of the message.
+            turn: The number of the message's round, from `turn()`; default: the message leaves at
+                once.
+        """
+        return self._depart(self._rank, self._ranks[destination], nbytes, turn)
+
+    def send_moments(self, ticket: float) -> Iterator[float]:
+        """Yield wake-up times until the sender may send its message; no times unless `paced`."""
         if self.paced:
             yield from self._moments(lambda now: self._links.leaves(ticket, now))
 
     def deliveries(self, messages: list[tuple[float, int, int]]) -> Iterator[float]:
-        """Moments until which to sleep, one after the other, until the last message is delivered.
+        """Yield wake-up times of the receiver until the last of these messages is delivered.
 
         Args:
-            messages: (ticket, source, bytes) of those that arrive in one round.
+            messages: For each message that arrives in one round: (ticket, rank of the sender,
+                bytes).
         """
         return self._deliveries(
-            [(ticket, self._places[one], self._place, nbytes) for ticket, one, nbytes in messages]
+            [
+                (ticket, self._ranks[source], self._rank, nbytes)
+                for ticket, source, nbytes in messages
+            ]
         )
 
     def transfer(self, source: int, destination: int, nbytes: int) -> Iterator[float]:
-        """Both at once, as one-sided access does it."""
-        ends = self._places[source], self._places[destination]
+        """Book a one-sided transfer of bytes, and yield wake-up times until its delivery."""
+        ends = self._ranks[source], self._ranks[destination]
         return self._deliveries([(self._depart(*ends, nbytes, FREE), *ends, nbytes)])
 
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # When the sender is here, and not when the bookings of others are done.
+        # The departure time of a message is the time of this call, before any wait for the lock.
         now = self._clock.now()
         while True:
-            with self._booking():
+            with self._locked():
                 room = self._links.room(now)
                 if room <= now:
                     return self._links.depart(source, destination, nbytes, turn, now)
@@ -113,12 +125,16 @@ class Emulation:
     def _deliveries(self, messages: Sequence[Message]) -> Iterator[float]:
         return self._moments(lambda now: self._links.arrive(messages, now))
 
-    def _moments(self, ask: Callable[[float], float]) -> Iterator[float]:
-        """What is asked for, again and again until it is over, or nobody has joined since."""
+    def _moments(self, event: Callable[[float], float]) -> Iterator[float]:
+        """Yield the time of an event, computed again after each wake-up.
+
+        The iterator ends when this time has passed, or if the links have no new message since the
+        last computation.
+        """
         while True:
-            with self._booking():
+            with self._locked():
                 now, version = self._clock.now(), self._links.version
-                moment = ask(now)
+                moment = event(now)
             if moment <= now:
                 return
             yield moment
@@ -126,16 +142,17 @@ class Emulation:
                 return
 
     def close(self) -> None:
-        """Free the shared state (collective); nothing, of a part."""
-        if not self._whole:
+        """Free the shared state of the links (collective); a view from `part` frees nothing."""
+        if not self._owns_links:
             return
         self._links.attach(np.zeros(self._links.length))
         self._window.Free()
         os.close(self._lock)
 
     @contextmanager
-    def _booking(self) -> Iterator[None]:
-        # A lock of the kernel's, which it takes back from a rank that dies: a window's stays.
+    def _locked(self) -> Iterator[None]:
+        # If a rank dies, the kernel releases its file lock; a lock of an MPI window would stay
+        # locked.
         with self._thread:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
@@ -144,12 +161,12 @@ class Emulation:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
-def _common_file(comm: MPI.Intracomm) -> int:
-    """A file without a name that each of these ranks has opened for itself (collective)."""
-    own, path = tempfile.mkstemp(prefix="labkit-links-") if comm.rank == 0 else (-1, "")
+def _open_lock_file(comm: MPI.Intracomm) -> int:
+    """Open one unlinked temporary file on all ranks and return its descriptor (collective)."""
+    created, path = tempfile.mkstemp(prefix="labkit-links-") if comm.rank == 0 else (-1, "")
     path = comm.bcast(path)
-    found = own if comm.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = created if comm.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
     comm.Barrier()
     if comm.rank == 0:
         os.unlink(path)
-    return found
+    return descriptor

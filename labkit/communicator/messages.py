@@ -1,4 +1,4 @@
-"""Messages from one rank to another, on the real network or on an emulated one."""
+"""Point-to-point messages on the real network or on an emulated one."""
 
 from __future__ import annotations
 
@@ -8,66 +8,69 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
-from labkit.communicator.wire import Rules, Seal, Wire
+from labkit.communicator.wire import MessageRules, MpiWire, Seal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_USER_TAG = 1 << 14  # tags of send and recv; those of schedules lie below
+_USER_TAG = 1 << 14  # the first MPI tag of `send` and `recv`; mailboxes use lower tags
 
 
 class Messages:
-    """What one rank sends and receives point to point, with tags of its own.
+    """Point-to-point sends and receives of one rank, in a separate range of MPI tags.
 
     Args:
-        patience: how this rank waits; its communicator carries the messages, its meter counts them.
-        emulation: the network to emulate, or None.
-        rules: what holds for all messages.
+        wait_policy: The wait policy of this rank, with its communicator and traffic meter.
+        emulation: The emulated network; None: the real network.
+        rules: Checksum and fault-injection rules of all messages.
     """
 
     def __init__(
-        self, patience: WaitPolicy, emulation: Emulation | None, rules: Rules | None = None
+        self,
+        wait_policy: WaitPolicy,
+        emulation: Emulation | None,
+        rules: MessageRules | None = None,
     ) -> None:
-        self._comm, self._patience, self._emulation = patience.comm, patience, emulation
-        self._traffic, self._clock = patience.traffic, patience.clock
-        self._wire = Wire(patience.comm, rules, patience)
+        self._comm, self._wait_policy, self._emulation = wait_policy.comm, wait_policy, emulation
+        self._traffic, self._clock = wait_policy.traffic, wait_policy.clock
+        self._wire = MpiWire(wait_policy.comm, rules, wait_policy)
 
     def send(self, data: np.ndarray, destination: int, tag: int = 0) -> None:
-        """Send a contiguous array; back when it may be changed again."""
+        """Send a contiguous array, and return when the caller may change it again."""
         self.finish(self.post(data, destination, tag), f"send to rank {destination}")
 
     def post(self, data: np.ndarray, destination: int, tag: int = 0) -> list[MPI.Request]:
-        """Begin to send a contiguous array, which must stay as it is until `finish`."""
+        """Begin to send a contiguous array, which must not change until `finish` has returned."""
         requests = []
-        with self._patience.minding:
+        with self._wait_policy.failure_guard:
             if self._emulation:
                 ticket = np.array([self._emulation.depart(destination, data.nbytes)])
                 requests.append(self._comm.Isend(ticket, destination, _USER_TAG + tag))
             requests += self._wire.post(_bytes(data), destination, _USER_TAG + tag)
         self._traffic.payload_bytes += data.nbytes
-        self._patience.count_to(destination, data.nbytes)
+        self._wait_policy.count_to(destination, data.nbytes)
         return requests
 
-    def finish(self, posted: list[MPI.Request], what: str = "the end of a message") -> None:
-        """Wait until what was posted is on its way."""
-        self._patience.enter(what, collective=False)
-        self._patience.complete(posted)
+    def finish(self, posted: list[MPI.Request], label: str = "the end of a message") -> None:
+        """Wait until the posted sends are complete, after which their arrays may change."""
+        self._wait_policy.name_call(label, collective=False)
+        self._wait_policy.wait_all(posted)
 
     def recv(self, data: np.ndarray, source: int, tag: int = 0) -> None:
-        """Receive into a contiguous array; back when the message is delivered."""
-        self._patience.enter(f"recv from rank {source}", collective=False)
+        """Receive a message into a contiguous array, and return after the message's delivery."""
+        self._wait_policy.name_call(f"recv from rank {source}", collective=False)
         header, requests = np.zeros(1), []
         seals: list[Seal] = []
-        with self._patience.minding:
+        with self._wait_policy.failure_guard:
             if self._emulation:
                 requests.append(self._comm.Irecv(header, source, _USER_TAG + tag))
             requests += self._wire.expect(_bytes(data), source, _USER_TAG + tag, seals)
-        self._patience.complete(requests)
+        self._wait_policy.wait_all(requests)
         self._wire.verify(seals)
         if self._emulation:
             start = self._clock.now()
             for moment in self._emulation.deliveries([(float(header[0]), source, data.nbytes)]):
-                self._patience.sleep_until(moment)
+                self._wait_policy.sleep_until(moment)
             self._traffic.transfer_seconds += self._clock.now() - start
 
 

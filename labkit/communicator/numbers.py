@@ -1,4 +1,4 @@
-"""Which values can be added and averaged, and how 16-bit floats are without being rounded twice."""
+"""Dtypes that can be summed or averaged, and 16-bit floats, which are rounded only once."""
 
 from __future__ import annotations
 
@@ -9,36 +9,42 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 
 
-def check_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
-    """Refuse what cannot be added up, or divided where a mean is wanted.
+def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
+    """Validate that values of this dtype can be summed, or averaged if `mean` is True.
 
     Raises:
-        InvalidInput: with the dtypes that can, and what to do with others.
+        InvalidInput: Values of this dtype cannot be; the message names allowed dtypes and a
+            conversion.
     """
     if is_float(dtype) or (dtype.kind in "iu" and not mean):
         return
-    known = "float16, bfloat16, float32, float64"
+    floats = "float16, bfloat16, float32, float64"
     if mean:
-        told, advice = f"averaged; allowed: {known}", "give buffer.astype(np.float64)"
+        allowed, advice = f"averaged; allowed: {floats}", "give buffer.astype(np.float64)"
     else:
-        told = f"summed; allowed: {known} and integers"
-        advice = "of flags, sum buffer.astype(np.int32): above 0 where one is set"
-    raise InvalidInput(f"a buffer of {dtype.name} cannot be {told}; {advice}")
+        allowed = f"summed; allowed: {floats} and integers"
+        advice = "for flags, sum buffer.astype(np.int32), which is above 0 where a flag is set"
+    raise InvalidInput(f"a buffer of {dtype.name} cannot be {allowed}; {advice}")
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether values have fractions; NumPy does not know that bfloat16's have."""
+    """Return whether a dtype is a float type; NumPy does not classify bfloat16 as one."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether floats have 16 bits: they are added in float32, which MPI can, too."""
+def is_16_bit_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is a 16-bit float, whose values are added in float32."""
     return dtype.itemsize == 2 and is_float(dtype)
 
 
 def scale(buffer: np.ndarray, share: float) -> None:
-    """Multiply floats in place; a share of 16-bit ones is not rounded to their 8 or 11 bits."""
-    if is_narrow(buffer.dtype):
+    """Multiply floats in place; for 16-bit floats, the factor is not rounded to 16 bits.
+
+    Args:
+        buffer: The array of floats to multiply.
+        share: The factor, such as a rank's share of the total weight.
+    """
+    if is_16_bit_float(buffer.dtype):
         np.multiply(buffer, np.float32(share), out=buffer, dtype=np.float32, casting="unsafe")
     else:
         buffer *= buffer.dtype.type(share)

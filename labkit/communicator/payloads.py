@@ -1,4 +1,4 @@
-"""Collectives over values of unequal size: payloads gathered, sparse vectors and rows summed."""
+"""Collectives over values whose sizes differ by rank: gathered payloads, sparse sums, row sums."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from labkit.communicator.algorithms import UNMETERED
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.numbers import check_summable
+from labkit.communicator.numbers import validate_summable
 from labkit.communicator.reductions import Reductions, library_sum
 from labkit.communicator.sparse import (
     INDEX,
-    Part,
     SparseSum,
+    SparseVector,
     cut_sparse,
+    join_rows,
     merged,
     row_bytes,
-    rows_of,
 )
-from labkit.communicator.variable import Courier
+from labkit.communicator.variable import VariableSizeExecutor
 from labkit.communicator.wait_policy import WaitPolicy
 from labkit.schedules import ALLREDUCE, Round, boundaries, count_chunks
 
@@ -29,38 +29,43 @@ ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
 
 
 class Payloads:
-    """What one rank does in them.
+    """One rank's side of collectives over values whose sizes differ between ranks.
 
-    A schedule of an allreduce adds up whatever can be added. Sets of payloads are added by
-    uniting them, so that every algorithm gathers; of one that ends with an allgather, that is
-    enough.
+    An allreduce schedule works for any values with an addition. If the values are sets of payloads
+    and their addition is the union, every allreduce algorithm gathers the payloads. Of an algorithm
+    that ends with an allgather, only the allgather runs.
 
     Args:
-        patience: how this rank waits; it notices who is missing before the library's collectives.
-        emulation: the network to emulate, or None.
-        reductions: know the rounds of each algorithm, and meter.
+        wait_policy: The wait policy of this rank, which detects missing ranks before a collective
+            of the MPI library.
+        emulation: The emulated network; None: the real network.
+        reductions: The reductions of this rank, whose schedules and metering these collectives
+            share.
     """
 
     def __init__(
-        self, patience: WaitPolicy, emulation: Emulation | None, reductions: Reductions
+        self, wait_policy: WaitPolicy, emulation: Emulation | None, reductions: Reductions
     ) -> None:
-        self._rank, self._size = patience.rank, patience.size
-        self._courier, self._patience = Courier(patience, emulation, reductions.rules), patience
+        self._rank, self._size = wait_policy.rank, wait_policy.size
+        self._executor, self._wait_policy = (
+            VariableSizeExecutor(wait_policy, emulation, reductions.rules),
+            wait_policy,
+        )
         self._rounds, self._metered = reductions.rounds, reductions.metered
 
     def gather_bytes(
-        self, data: np.ndarray, algorithm: str = "mpi", what: str = "gather_bytes"
+        self, data: np.ndarray, algorithm: str = "mpi", label: str = "gather_bytes"
     ) -> list[np.ndarray]:
-        """The bytes of every rank, in rank order; ranks may hold different numbers of them.
+        """Gather the bytes of every rank, in rank order; ranks may differ in the number of bytes.
 
         Args:
-            data: uint8, of one dimension.
-            algorithm: as for `Communicator.allreduce`: its messages carry sets of what is known so
-                far, the ring's second half alone; "mpi" and "shared_memory": the library's
-                allgather.
-            what: name of the call in messages about waits.
+            data: The bytes of this rank, uint8 (n,).
+            algorithm: As for `Communicator.allreduce`. The messages of a schedule carry sets of
+                payloads. The ring runs only its second half, the allgather. "mpi" and
+                "shared_memory" use the allgather of the MPI library.
+            label: The name of the call in error messages.
         """
-        with self._metered(f"{what} ({algorithm} gather)", data.nbytes, algorithm):
+        with self._metered(f"{label} ({algorithm} gather)", data.nbytes, algorithm):
             return self._gather(data, algorithm)
 
     def sparse_sum(
@@ -69,19 +74,23 @@ class Payloads:
         values: np.ndarray,
         length: int,
         algorithm: str = "mpi",
-        what: str = "sparse_sum",
+        label: str = "sparse_sum",
     ) -> np.ndarray:
-        """The sum of the ranks' sparse vectors, dense (length,), to the same bits on all.
+        """Sum the ranks' sparse vectors into a dense vector, to the same bits on all ranks.
 
         Args:
-            indices: int32 (k,), ascending, each once; ranks may hold different numbers of them.
-            values: (k,).
-            length: of the vectors, the same on all ranks.
-            algorithm: as for `Communicator.allreduce`; parts turn dense on their way where that is
-                cheaper.
-            what: name of the call in messages about waits.
+            indices: The indices of this rank's stored elements, int32 (k,), strictly ascending; k
+                may differ between ranks.
+            values: (k,), the elements of this rank's vector at these indices; all others are 0.
+            length: The length of the vectors, the same on all ranks.
+            algorithm: As for `Communicator.allreduce`. During a schedule, a partial sum is sent in
+                dense form if this needs fewer bytes.
+            label: The name of the call in error messages.
+
+        Returns:
+            The dense sum, (length,).
         """
-        parts, _ = self._sum(indices, values, length, algorithm, what)
+        parts, _ = self._sum(indices, values, length, algorithm, label)
         return np.concatenate([part.dense() for part in parts])
 
     def sum_rows(
@@ -90,37 +99,39 @@ class Payloads:
         rows: np.ndarray,
         length: int,
         algorithm: str = "mpi",
-        what: str = "sum_rows",
+        label: str = "sum_rows",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the ranks' tables of which each has a few rows, to the same bits on all.
+        """Sum the ranks' tables, of which each rank has a few rows, to the same bits on all ranks.
 
         Args:
-            indices, length, algorithm, what: as for `sparse_sum`, of rows.
-            rows: (k, …), contiguous.
+            indices, length, algorithm, label: As for `sparse_sum`, with the rows of the table as
+                elements.
+            rows: This rank's rows at these indices, (k, …), contiguous.
 
         Returns:
-            indices: of the rows that some rank has; or of all, where these were no fewer bytes.
-            rows: their sums.
+            indices: The indices of rows that at least one rank has. A part of the table that became
+                dense contributes all its indices.
+            rows: The sum of each of these rows over the ranks.
         """
-        parts, edges = self._sum(indices, rows, length, algorithm, what)
-        return rows_of(parts, edges)
+        parts, edges = self._sum(indices, rows, length, algorithm, label)
+        return join_rows(parts, edges)
 
     def _sum(
         self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str, what: str
-    ) -> tuple[list[Part], list[int]]:
-        """The parts of the sum, and where they begin and end."""
-        check_summable(values.dtype)
+    ) -> tuple[list[SparseVector], list[int]]:
+        """Return the parts of the sum, and the boundaries (element indices) between the parts."""
+        validate_summable(values.dtype)
         row = values.shape[1:]
-        place = f"{what} ({algorithm} of sparse {values.dtype.name}{[length, *row]})"
-        with self._metered(place, indices.nbytes + values.nbytes, algorithm):
+        name = f"{what} ({algorithm} of sparse {values.dtype.name}{[length, *row]})"
+        with self._metered(name, indices.nbytes + values.nbytes, algorithm):
             if self._size == 1:
-                return [Part(length, indices, values)], [0, length]
+                return [SparseVector(length, indices, values)], [0, length]
             if algorithm in UNMETERED:
                 return [self._library_sum(indices, values, length)], [0, length]
             rounds = self._rounds(algorithm)
             edges: list[int] = boundaries(length, count_chunks(rounds)).tolist()
             parts = cut_sparse(indices, values, edges)
-            return self._courier.run(rounds, parts, SparseSum(edges, values.dtype, row)), edges
+            return self._executor.run(rounds, parts, SparseSum(edges, values.dtype, row)), edges
 
     def _gather(self, data: np.ndarray, algorithm: str) -> list[np.ndarray]:
         if self._size == 1:
@@ -131,48 +142,52 @@ class Payloads:
             chunks: list[Pieces] = [{} for _ in range(self._size)]
             chunks[self._rank] = {self._rank: data}
             rounds: Sequence[Round] = list(allgather(self._size))
-            chunks = self._courier.run(rounds, chunks, Union())
+            chunks = self._executor.run(rounds, chunks, PayloadUnion())
             return [chunk[rank] for rank, chunk in enumerate(chunks)]
         rounds = self._rounds(algorithm)
-        chunks = cut(data, self._rank, count_chunks(rounds))
-        return joined(self._courier.run(rounds, chunks, Union()), self._size)
+        chunks = cut_payload(data, self._rank, count_chunks(rounds))
+        return join_payloads(self._executor.run(rounds, chunks, PayloadUnion()), self._size)
 
-    def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> Part:
-        """By a gathering, or dense where that would be twice the bytes of all values or more."""
-        held = self._patience.gather_here(len(indices)).astype(int)
+    def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> SparseVector:
+        """Sum with the MPI library: gather the sparse parts, or sum densely.
+
+        The vectors are summed densely if the gather needs at least twice the bytes of a dense
+        vector.
+        """
+        counts = self._wait_policy.allgather_scalar(len(indices)).astype(int)
         row = row_bytes(values)
-        if held.sum() * (INDEX.itemsize + row) >= 2 * length * row:
-            total = Part(length, indices, values).dense()
-            library_sum(self._patience, total.reshape(-1))
-            return Part(length, None, total)
-        places = np.empty(held.sum(), indices.dtype)
-        found = np.empty((held.sum(), *values.shape[1:]), values.dtype)
-        self._patience.call("Allgatherv", indices, (places, held))
-        self._patience.call("Allgatherv", as_bytes(values), (as_bytes(found), held * row))
+        if counts.sum() * (INDEX.itemsize + row) >= 2 * length * row:
+            total = SparseVector(length, indices, values).dense()
+            library_sum(self._wait_policy, total.reshape(-1))
+            return SparseVector(length, None, total)
+        all_indices = np.empty(counts.sum(), indices.dtype)
+        all_values = np.empty((counts.sum(), *values.shape[1:]), values.dtype)
+        self._wait_policy.call("Allgatherv", indices, (all_indices, counts))
+        self._wait_policy.call("Allgatherv", as_bytes(values), (as_bytes(all_values), counts * row))
         self._count(indices.nbytes + values.nbytes)
-        return Part(length, *merged(places, found))
+        return SparseVector(length, *merged(all_indices, all_values))
 
     def _library_gather(self, data: np.ndarray) -> list[np.ndarray]:
-        lengths = self._patience.gather_here(data.nbytes).astype(int)
+        lengths = self._wait_policy.allgather_scalar(data.nbytes).astype(int)
         whole = np.zeros(lengths.sum(), np.uint8)
-        self._patience.call("Allgatherv", data, (whole, lengths))
+        self._wait_policy.call("Allgatherv", data, (whole, lengths))
         self._count(data.nbytes)
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """What the library gathers of this rank: to each other one, and once out of the host."""
-        self._patience.count((self._size - 1) * nbytes, nbytes)
+        """Meter an allgather of the MPI library: size - 1 copies, of which one leaves the host."""
+        self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 
-class Union:
-    """Added, sets of pieces are one set; an allreduce over them is an allgather."""
+class PayloadUnion:
+    """The union of payload sets, used as an addition, so that an allreduce gathers the payloads."""
 
     def add(self, values: Sequence[Pieces]) -> Pieces:
-        """All pieces."""
+        """Return the union of the payload sets."""
         return {rank: data for value in values for rank, data in value.items()}
 
     def to_bytes(self, values: Sequence[Pieces]) -> np.ndarray:
-        """A table of ranks and lengths behind a count for each chunk, then the pieces."""
+        """Serialize each chunk: the number of pieces, their ranks and lengths, and the pieces."""
         parts: list[np.ndarray] = []
         for value in values:
             table = np.array([(rank, data.nbytes) for rank, data in value.items()], ENTRY)
@@ -181,7 +196,7 @@ class Union:
         return np.concatenate(parts)
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Pieces]:
-        """The pieces of each chunk."""
+        """Return the payload pieces, by rank, of each chunk in a message."""
         values: list[Pieces] = []
         start = 0
         for _ in range(count):
@@ -197,17 +212,17 @@ class Union:
         return values
 
 
-def cut(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
-    """A rank's payload as one set of pieces a chunk."""
+def cut_payload(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
+    """Cut a rank's payload into one piece per chunk, each as a dictionary {rank: piece}."""
     edges = boundaries(len(data), chunks)
     return [{rank: data[edges[c] : edges[c + 1]]} for c in range(chunks)]
 
 
-def joined(chunks: Sequence[Pieces], size: int) -> list[np.ndarray]:
-    """The payload of each rank."""
+def join_payloads(chunks: Sequence[Pieces], size: int) -> list[np.ndarray]:
+    """Join the pieces of all chunks into the payload of each rank."""
     return [np.concatenate([chunk[rank] for chunk in chunks]) for rank in range(size)]
 
 
 def as_bytes(values: np.ndarray) -> np.ndarray:
-    """The memory of a contiguous array."""
+    """Return a flat uint8 view of a contiguous array."""
     return values.reshape(-1).view(np.uint8)

@@ -1,8 +1,9 @@
-"""What processes of this host are doing, seen from outside: also those that are stuck.
+"""Inspection of other processes on this host, including processes that hang.
 
-Each has a file without a name into which SIGUSR2 writes the Python stack of its main thread. The
-handler is C code that wants no lock of the interpreter, so that it answers in the midst of a call
-into a library, too. Whoever looks reads the file through /proc; no folder is shared.
+Each process has an unnamed file (memfd). When the process receives SIGUSR2, a handler writes the
+Python stack of its main thread into the file. The handler is C code that needs no Python lock, so
+that it also works inside a library call. The inspector reads the file through /proc, without a
+shared folder.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ import psutil
 from labkit.communicator.clock import Clock
 
 NAME = "labkit-look"
-APART = 0.2  # seconds between two looks at the time that a process has computed
-ANSWER = 1.0  # seconds in which one that can has written its stack, under load too
-BUSY = 0.5  # of a core
+SAMPLE_SECONDS = 0.2  # seconds between the two readings of a process's CPU time
+STACK_TIMEOUT = 1.0  # maximum seconds until a process has written its stack, under load
+BUSY = 0.5  # CPU seconds per second; a process that uses more is "busy"
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _OUTERMOST = (" in _run_module_as_main\n", " in <module>\n", "  ...\n")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
 
 
 class ProcessSnapshot(NamedTuple):
-    """What a process is doing.
+    """The state of a process, and the code line that its main thread executes.
 
     Attributes:
         state: "busy", "idle", "asleep", "stopped by a signal", "swapped out", "without a core",
             "waiting for a disk" or "gone".
-        line: where its main thread stands; "" where it does not say.
+        line: The code line that the main thread executes; "" if the process wrote no stack.
     """
 
     state: str
@@ -48,58 +49,71 @@ class ProcessSnapshot(NamedTuple):
 
 
 @cache
-def answer() -> None:
-    """Let this process be looked at; a handler of the user's own for SIGUSR2 stays."""
+def install_stack_handler() -> None:
+    """Install the handler of SIGUSR2 that writes this process's stack.
+
+    If the user has installed a SIGUSR2 handler, that handler stays.
+    """
     if hasattr(os, "memfd_create") and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
         faulthandler.register(signal.SIGUSR2, os.memfd_create(NAME), all_threads=False)
 
 
-def look(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
-    """What processes of this host are doing; takes some tenths of a second."""
-    before = [_computed(pid) for pid in pids]
-    asked = [_ask(pid) for pid in pids]
+def inspect_processes(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
+    """Inspect processes of this host; the call takes some tenths of a second.
+
+    Args:
+        pids: The ids of the processes.
+        clock: The clock that times the inspection.
+
+    Returns:
+        The snapshot of each process, in the order of `pids`.
+    """
+    before = [_cpu_seconds(pid) for pid in pids]
+    requests = [_request_stack(pid) for pid in pids]
     start = clock.now()
-    clock.sleep(APART)
-    while not all(each.has_come for each in asked if each) and clock.now() < start + ANSWER:
+    clock.sleep(SAMPLE_SECONDS)
+    while not all(r.is_complete for r in requests if r) and clock.now() < start + STACK_TIMEOUT:
         clock.sleep(0.01)
     seconds = clock.now() - start
     return [
-        ProcessSnapshot(_state(pid, spent, seconds), _line(each.text) if each else "")
-        for pid, spent, each in zip(pids, before, asked, strict=True)
+        ProcessSnapshot(_state(pid, spent, seconds), _line(request.text) if request else "")
+        for pid, spent, request in zip(pids, before, requests, strict=True)
     ]
 
 
-class _Asked:
-    """A process that has been asked for its stack."""
+class _StackRequest:
+    """A pending request for the Python stack of a process."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._before = file, file.stat().st_size
 
     @property
     def text(self) -> str:
-        with suppress(OSError):  # it has ended meanwhile
+        """The stack that the process has written so far; "" if the process has ended."""
+        with suppress(OSError):
             return self._file.read_bytes()[self._before :].decode(errors="replace")
         return ""
 
     @property
-    def has_come(self) -> bool:
+    def is_complete(self) -> bool:
+        """Whether the stack has been written down to its outermost frame."""
         return self.text.endswith(_OUTERMOST)
 
 
-def _ask(pid: int) -> _Asked | None:
-    """Ask a process for its stack; None of one that cannot answer, or is no process of ours."""
+def _request_stack(pid: int) -> _StackRequest | None:
+    """Request the stack of a process; return None if the process is stopped or has no handler."""
     with suppress(OSError, psutil.Error):
         if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
             return None
         for file in Path(f"/proc/{pid}/fd").iterdir():
             if os.readlink(file).startswith(f"/memfd:{NAME}"):
-                asked = _Asked(file)
+                request = _StackRequest(file)
                 os.kill(pid, signal.SIGUSR2)
-                return asked
+                return request
     return None
 
 
-def _computed(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     with suppress(psutil.Error):
         spent = psutil.Process(pid).cpu_times()
         return float(spent.user + spent.system)
@@ -114,7 +128,7 @@ def _state(pid: int, before: float, seconds: float) -> str:
             return "stopped by a signal"
         if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return "gone"
-        spent = _computed(pid) - before
+        spent = _cpu_seconds(pid) - before
         if spent > 0:
             return "busy" if spent > BUSY * seconds else "idle"
         if getattr(process.memory_full_info(), "swap", 0) > process.memory_info().rss:
@@ -126,11 +140,11 @@ def _state(pid: int, before: float, seconds: float) -> str:
 
 
 def _line(stack: str) -> str:
-    """The innermost line, and that of the user's own code which has led there."""
+    """Return the innermost code line of a stack, and the line of user code that called it."""
     frames = [match.groups() for match in map(_FRAME.search, stack.splitlines()) if match]
-    own = next((frame for frame in frames if _is_users(frame[0])), None)
-    told = [_location(*frame) for frame in (*frames[:1], *([own] if own else []))]
-    return ", called from ".join(dict.fromkeys(told))
+    user_frame = next((frame for frame in frames if _is_users(frame[0])), None)
+    locations = [_location(*f) for f in (*frames[:1], *([user_frame] if user_frame else []))]
+    return ", called from ".join(dict.fromkeys(locations))
 
 
 def _is_users(file: str) -> bool:
@@ -139,6 +153,6 @@ def _is_users(file: str) -> bool:
 
 def _location(file: str, line: str, function: str) -> str:
     path = Path(file)
-    if not path.exists():  # a cell's code lies in no file
+    if not path.exists():  # a notebook cell has no file
         return f"line {line} of {'a cell' if function == '<module>' else function}"
     return f"{path.parent.name}/{path.name}:{line} {function}"

@@ -1,4 +1,4 @@
-"""A rank's part of a schedule, compiled for buffers of one length: what to send, receive, add."""
+"""Plans: one rank's sends, receives and sums in a schedule, compiled for one buffer length."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from labkit.schedules import Round, boundaries, count_chunks
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """Elements [first, last) to or from a peer; `place`: where in the scratch it is received.
+class PlannedMessage:
+    """A message with the buffer's elements [first, last), to or from another rank.
 
-    A message that replaces and whose elements the rank does not send in the same round is
-    received where it belongs: its place is -1.
+    Attributes:
+        peer: The rank of the receiver or sender.
+        first, last: The index of the message's first element, and the index after its last element.
+        offset: The offset, in elements, of the received message in the scratch buffer; -1: the
+            message is received directly into the buffer. This is possible if the message replaces
+            elements that the rank does not send in the same round.
     """
 
     peer: int
     first: int
     last: int
-    place: int = -1
+    offset: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Elements [first, last) of the buffer become the sum of these, in this order.
+    """A sum that replaces the buffer's elements [first, last).
 
-    `terms` are places in the scratch; -1 stands for the rank's own value.
+    Attributes:
+        first, last: The index of the sum's first element, and the index after its last element.
+        terms: The offsets, in elements, of the terms in the scratch buffer, in the order of the
+            addition; -1 stands for the elements of the rank's buffer.
     """
 
     first: int
@@ -35,87 +42,101 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One round of one rank, by its number from 1: send, receive, then add and copy."""
+class PlannedRound:
+    """One round of one rank, which first sends and receives, then copies and adds.
+
+    Attributes:
+        number: The number of the round in the schedule, from 1.
+        sends: The messages that the rank sends.
+        receives: The messages that the rank receives.
+        sums: The sums of received and local values.
+        copies: The received messages to copy from the scratch buffer into the buffer.
+    """
 
     number: int
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
+    sends: tuple[PlannedMessage, ...]
+    receives: tuple[PlannedMessage, ...]
     sums: tuple[Sum, ...]
-    copies: tuple[Message, ...]
+    copies: tuple[PlannedMessage, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All rounds of one rank for one schedule and length.
+class RankPlan:
+    """All rounds of one rank for one schedule and buffer length.
 
     Attributes:
-        steps: rounds in which the rank has something to do.
-        scratch: elements that must be kept beside the buffer.
+        steps: The rounds in which the rank sends or receives.
+        scratch: The number of elements of the scratch buffer.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedRound, ...]
     scratch: int
 
 
-def plan(schedule: Iterable[Round], rank: int, length: int) -> Plan:
-    """Compile a schedule for a rank; empty messages (short buffers) are left out."""
+def plan(schedule: Iterable[Round], rank: int, length: int) -> RankPlan:
+    """Compile a schedule for a rank, without the empty messages that short buffers would cause.
+
+    Args:
+        schedule: The rounds of all ranks.
+        rank: The rank whose part of the schedule is compiled.
+        length: The number of elements of the buffer.
+    """
     rounds = list(schedule)
     edges = boundaries(length, count_chunks(rounds)).tolist()
-    steps = [_step(number, each, rank, edges) for number, each in enumerate(rounds, 1)]
+    steps = [_step(number, one_round, rank, edges) for number, one_round in enumerate(rounds, 1)]
     busy = tuple(step for step in steps if step.sends or step.receives)
     scratch = max((_scratch(step) for step in busy), default=0)
-    return Plan(busy, scratch)
+    return RankPlan(busy, scratch)
 
 
-def _step(number: int, each: Round, rank: int, edges: list[int]) -> Step:
+def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> PlannedRound:
     sends = tuple(
-        Message(destination, edges[chunk], edges[chunk + span])
-        for _, destination, chunk, span, _ in each.sent_by(rank).rows()
+        PlannedMessage(destination, edges[chunk], edges[chunk + span])
+        for _, destination, chunk, span, _ in one_round.sent_by(rank).rows()
         if edges[chunk + span] > edges[chunk]
     )
-    receives, copies, place = [], [], 0
-    contributions: dict[int, list[tuple[int, int]]] = {}  # chunk -> (rank, place in the scratch)
-    for source, _, chunk, span, reduce in each.received_by(rank).rows():
+    receives, copies, offset = [], [], 0
+    contributions: dict[int, list[tuple[int, int]]] = {}  # chunk -> (rank, offset in the scratch)
+    for source, _, chunk, span, reduce in one_round.received_by(rank).rows():
         first, last = edges[chunk], edges[chunk + span]
         if first == last:
             continue
-        kept = reduce or any(send.first < last and first < send.last for send in sends)
-        message = Message(source, first, last, place if kept else -1)
+        in_scratch = reduce or any(send.first < last and first < send.last for send in sends)
+        message = PlannedMessage(source, first, last, offset if in_scratch else -1)
         receives.append(message)
         if reduce:
             for part in range(chunk, chunk + span):
-                found = contributions.setdefault(part, [(rank, -1)])
-                found.append((source, place + edges[part] - first))
-        elif kept:
+                terms = contributions.setdefault(part, [(rank, -1)])
+                terms.append((source, offset + edges[part] - first))
+        elif in_scratch:
             copies.append(message)
-        place += last - first if kept else 0
-    return Step(number, sends, tuple(receives), _sums(contributions, edges), tuple(copies))
+        offset += last - first if in_scratch else 0
+    return PlannedRound(number, sends, tuple(receives), _sums(contributions, edges), tuple(copies))
 
 
 def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> tuple[Sum, ...]:
-    """Sums of neighbouring chunks with the same contributors become one."""
+    """Return the sums of all chunks, joined if the terms of neighbouring chunks are adjacent."""
     sums: list[Sum] = []
     for chunk in sorted(contributions):
         first, last = edges[chunk], edges[chunk + 1]
-        terms = tuple(place for _, place in sorted(contributions[chunk]))
+        terms = tuple(offset for _, offset in sorted(contributions[chunk]))
         if sums and sums[-1].last == first and _follows(sums[-1], terms):
             sums[-1] = Sum(sums[-1].first, last, sums[-1].terms)
         else:
             sums.append(Sum(first, last, terms))
-    return tuple(each for each in sums if each.last > each.first)
+    return tuple(total for total in sums if total.last > total.first)
 
 
-def _follows(before: Sum, terms: tuple[int, ...]) -> bool:
-    """Whether each term lies right behind the same term of the sum before."""
-    length = before.last - before.first
-    if len(before.terms) != len(terms):
+def _follows(previous: Sum, terms: tuple[int, ...]) -> bool:
+    """Return whether each term lies in memory directly behind its term of the previous sum."""
+    length = previous.last - previous.first
+    if len(previous.terms) != len(terms):
         return False
     return all(
-        (one == -1 and other == -1) or (one >= 0 and one + length == other)
-        for one, other in zip(before.terms, terms, strict=True)
+        (last == -1 and current == -1) or (last >= 0 and last + length == current)
+        for last, current in zip(previous.terms, terms, strict=True)
     )
 
 
-def _scratch(step: Step) -> int:
-    return sum(message.last - message.first for message in step.receives if message.place >= 0)
+def _scratch(step: PlannedRound) -> int:
+    return sum(message.last - message.first for message in step.receives if message.offset >= 0)

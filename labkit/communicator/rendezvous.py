@@ -1,4 +1,4 @@
-"""Letters of any length, one-sided: a notice at a fixed place, then a read by who wants them."""
+"""One-sided rendezvous messages of any length: the sender notifies the receiver, which reads."""
 
 from __future__ import annotations
 
@@ -8,99 +8,106 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.communicator.eager import HEAD, LINE, Slots, lines
+from labkit.communicator.eager import HEAD, LINE, EagerMailbox, lines
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.mailbox import LENGTH, Letter, Route, headed, opened
+from labkit.communicator.mailbox import LENGTH, Letter, Route, make_header, open_letter
 from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
-LEAST = 1 << 16  # bytes of a stretch, however little is expected
-# Behind the head a notice says the place and the bytes of the part, and its begin.
+MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
+# A notice is a header, followed by three numbers about one part of the values: its offset in the
+# sender's memory, its bytes, and the index of its first byte in the values.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
-assert 8 * (1 + _NOTICE) <= HEAD  # beside its number
+assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice fit into a slot's header
 
 
-class Parcels(Slots):
-    """A mailbox whose readers fetch: who sends lays values down, and says where and how many.
+class RendezvousMailbox(EagerMailbox):
+    """A mailbox whose receivers fetch the values from the senders' memory.
 
-    What is fixed at the begin is the place of the notice at its reader, and a stretch of memory at
-    its sender for each route. Values are laid into the stretch; the notice says their place and
-    bytes; the reader allocates as many and reads them. Values that are longer than the stretch
-    come in parts, so that no length has to be known, as that of a compressor's payload is not.
+    Each route (sender, receiver) has a fixed slot for its notice at the receiver, and a send buffer
+    at the sender. The sender copies values into the send buffer and writes a notice with their
+    offset and bytes. The receiver then allocates memory and reads the values. Longer values travel
+    in several parts. Therefore the length of values, such as compressed payloads, need not be known
+    in advance.
 
-    On an emulated network a letter takes a message of no bytes, which is the notice, a request,
-    and the values' flow: three latencies, of which `Slots` have one.
+    On an emulated network, a message costs three latencies: an empty notice, a request, and the
+    transfer of the values. A message of `EagerMailbox` costs one latency.
 
     Args:
-        window, patience, emulation, hosts: as for `Slots`.
-        routes: bytes of a stretch, by (who sends, who reads); 64 KiB at least.
+        window, wait_policy, emulation, hosts: As for `EagerMailbox`.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the send buffer; at
+            least 64 KiB are allocated.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
-    RDMA, EuroSys 2019: of a tensor whose shape is not known before, the sender writes metadata to
-    a fixed place, and the receiver allocates and reads. Theirs lies in memory that the network
-    card may read from the begin; here the sender copies it there.
+    RDMA, EuroSys 2019: for a tensor of unknown shape, the sender writes metadata to a fixed memory
+    area. The receiver then allocates memory and reads the tensor. In the paper, the tensor lies in
+    RDMA-registered memory from the start; here the sender copies the values into such memory.
     """
 
-    stay: ClassVar[bool] = False  # values are their reader's own
+    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
 
     def __init__(
         self,
         window: Callable[[int], Window],
-        patience: WaitPolicy,
+        wait_policy: WaitPolicy,
         emulation: Emulation | None,
         hosts: Sequence[int],
         routes: Mapping[Route, int],
     ) -> None:
-        super().__init__(window, patience, emulation, hosts, routes)
-        self._laid: dict[Route, int] = {}  # bytes of the letter that is under way
+        super().__init__(window, wait_policy, emulation, hosts, routes)
+        self._bytes_sent: dict[
+            Route, int
+        ] = {}  # bytes of the current letter that were sent in parts
         self._partial: dict[Route, NDArray[np.uint8]] = {}
 
-    def _room(self, capacity: int) -> int:
+    def _slot_bytes(self, capacity: int) -> int:
         return 0
 
-    def _stretch(self, capacity: int) -> int:
-        return lines(max(capacity, LEAST))
+    def _send_bytes(self, capacity: int) -> int:
+        return lines(max(capacity, MIN_SEND_BYTES))
 
-    def _fit(self, route: Route, nbytes: int) -> None:
-        """All do."""
+    def _validate_size(self, route: Route, nbytes: int) -> None:
+        """Accept values of any length."""
 
-    def _put(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
-        begin, place = self._laid.pop(route, 0), self._reads[route] + LINE
-        part = values[begin:][: self._stretch(self._capacities[route])]
-        self._window.memory[place : place + part.nbytes] = part
+    def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
+        begin, offset = self._bytes_sent.pop(route, 0), self._reads[route] + LINE
+        part = values[begin:][: self._send_bytes(self._capacities[route])]
+        self._window.memory[offset : offset + part.nbytes] = part
         notice = np.zeros(_NOTICE)
-        notice[:_PLACE] = headed(route, self._patience.clock.now(), words, values)
-        notice[_PLACE:] = place, part.nbytes, begin
-        self._window.sync()  # before the notice says so
-        self._tell(route, notice)
+        notice[:_PLACE] = make_header(route, self._wait_policy.clock.now(), words, values)
+        notice[_PLACE:] = offset, part.nbytes, begin
+        self._window.sync()  # the receiver must see the values before the notice
+        self._write_header(route, notice)
         if begin == 0:
             self._count(route, values.nbytes)
         if begin + part.nbytes == values.nbytes:
             return True
-        self._laid[route] = begin + part.nbytes
+        self._bytes_sent[route] = begin + part.nbytes
         return False
 
-    def _taken(self, route: Route) -> Letter | None:
+    def _receive(self, route: Route) -> Letter | None:
         head, source = self._heads[route][1:], self._hosts[route[0]]
-        place, nbytes, begin = (int(each) for each in head[_PLACE:_NOTICE])
+        offset, nbytes, begin = (int(word) for word in head[_PLACE:_NOTICE])
         if begin == 0:
             self._partial[route] = np.empty(int(head[0]), np.uint8)
         values = self._partial[route]
         if nbytes:
-            self._window.read(values[begin : begin + nbytes], source, place)
+            self._window.read(values[begin : begin + nbytes], source, offset)
         if begin + nbytes < values.nbytes:
-            self._open.add(route)
-            self.free(route)  # the next part finds room
+            self._unfreed.add(route)
+            self.free(route)  # lets the sender send the next part
             return None
-        letter = opened(head, self._partial.pop(route), None, source)
+        letter = open_letter(head, self._partial.pop(route), None, source)
         if self._emulation:
-            letter.due_at(self._fetched(self._emulation, source, values.nbytes, float(head[1])))
+            letter.delay_until(
+                self._fetch_moments(self._emulation, source, values.nbytes, float(head[1]))
+            )
         return letter
 
-    def _fetched(
-        self, emulation: Emulation, source: int, nbytes: int, told: float
+    def _fetch_moments(
+        self, emulation: Emulation, source: int, nbytes: int, sent_at: float
     ) -> Iterator[float]:
-        """Moments to wait for: the notice and the request have come, then the values have."""
-        yield told + 2 * emulation.network.latency
-        yield from emulation.transfer(source, self._patience.rank, nbytes)
+        """Yield the arrival time of notice and request, then wake-up times until the delivery."""
+        yield sent_at + 2 * emulation.network.latency
+        yield from emulation.transfer(source, self._wait_policy.rank, nbytes)

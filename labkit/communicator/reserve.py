@@ -1,4 +1,4 @@
-"""A way on for ranks after a call that failed on some of them."""
+"""Recovery of the communicator after a call that failed on some ranks."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from labkit.communicator.status_board import Mismatch, WaitTooLong
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NAP = 1e-3  # seconds
+POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
 
 
-class Reserve:
-    """Where ranks meet that may have left messages behind in the calls before.
+class RecoveryBarrier:
+    """A barrier after failed calls, on an MPI communicator of its own.
+
+    A failed call may leave pending messages on the communicator that it used, but not on this one.
 
     Args:
-        comm: the mpi4py communicator of the ranks; this works on a duplicate of it.
-        communicator: what is made anew where a call has failed.
+        comm: The mpi4py communicator of the ranks, of which the RecoveryBarrier uses a duplicate.
+        communicator: The Communicator to restart after a failed call.
     """
 
     def __init__(self, comm: MPI.Intracomm, communicator: Communicator) -> None:
         self._comm, self._communicator = comm.Dup(), communicator
 
-    def meet(
-        self, place: str, failure: str = "", settle: Callable[[], None] = lambda: None
-    ) -> None:
-        """Wait for all ranks; restart the communicator if a call has failed on one (collective).
+    def meet(self, name: str, failure: str = "", settle: Callable[[], None] = lambda: None) -> None:
+        """Wait for all ranks, and restart the communicator if a rank's call failed (collective).
 
         Args:
-            place: which all come to.
-            failure: of this rank since the last meeting; ranks that wait in it are told.
-            settle: ends what other threads of this rank do with the communicator.
+            name: The name of this barrier, the same on all ranks.
+            failure: The error text of this rank's failure since the last barrier; "": no failure.
+                Ranks that still wait in the failed call raise an error.
+            settle: A function after which no other thread of this rank uses the communicator.
 
         Raises:
-            Mismatch, WaitTooLong: a rank does not come.
+            Mismatch, WaitTooLong: Another rank does not reach the barrier.
         """
         communicator = self._communicator
         if failure:
             communicator.board.fail(failure)
-        communicator.board.enter(place, waiting=True)
+        communicator.board.enter(name, waiting=True)
         failures = np.zeros(communicator.size)
         request = self._comm.Iallgather(np.array([float(bool(failure))]), failures)
         start = communicator.clock.now()
         while not request.Test():
-            communicator.clock.sleep(NAP)
-            self._look_around(place, start)
+            communicator.clock.sleep(POLL_INTERVAL)
+            self._check_wait(name, start)
         if failures.any():
             settle()
             communicator.restart(self._comm)
 
-    def _look_around(self, place: str, start: float) -> None:
+    def _check_wait(self, name: str, start: float) -> None:
         communicator, waited = self._communicator, self._communicator.clock.now() - start
-        if calls := communicator.board.deadlock():
-            told = "; ".join(f"rank {rank} waits in {call}" for rank, call in calls.items())
-            communicator.board.fail(f"Mismatch: {told}")
-            raise Mismatch(f"ranks wait for each other in different calls: {told}")
-        if waited > communicator.patience.limit:
+        if calls := communicator.board.find_deadlock():
+            calls_text = "; ".join(f"rank {rank} waits in {call}" for rank, call in calls.items())
+            communicator.board.fail(f"Mismatch: {calls_text}")
+            raise Mismatch(f"ranks wait for each other in different calls: {calls_text}")
+        if waited > communicator.wait_policy.timeout:
             raise WaitTooLong(
-                f"rank {communicator.rank} has waited {waited:.0f} s in {place}: "
-                f"{communicator.board.everyone(place)}"
+                f"rank {communicator.rank} has waited {waited:.0f} s in {name}: "
+                f"{communicator.board.describe_ranks(name)}"
             )

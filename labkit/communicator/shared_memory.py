@@ -1,4 +1,4 @@
-"""Sums of the ranks of one host: each adds up its part, reading the others' memory in place."""
+"""Allreduce in shared memory: each rank sums one range of elements over all buffers of a host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
-from labkit.communicator.numbers import is_narrow
+from labkit.communicator.numbers import is_16_bit_float
 from labkit.communicator.status_board import RankDied
 from labkit.communicator.wait_policy import WaitPolicy
 from labkit.schedules import boundaries
@@ -23,119 +23,123 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = tuple[int, np.ndarray]
 
-BLOCK = 1 << 18  # bytes that stay in a core's cache between adding and writing
-SHARED = Path("/dev/shm")  # where Open MPI keeps it
-LINE = 64  # bytes of a cache line: no two ranks write to the same
+BLOCK = 1 << 18  # bytes summed at once, few enough to stay in a core's cache until written
+SHARED = Path("/dev/shm")  # the folder of Open MPI's shared memory
+LINE = 64  # bytes of a cache line; no two ranks write to the same line
 
 
-class Aside(NamedTuple):
-    """What of a sum lies elsewhere than in the ranks' buffers, which spares copies.
+class SeparateBuffers(NamedTuple):
+    """Memory outside the buffers for the inputs or the result of a sum, which saves copies.
 
     Attributes:
-        pieces: (offset, values) that make up `own_part` of the buffer and need not be copied into
-            it; None: they are there.
-        into: the same elements of a memory from `allocate(common=True)`, where the sum is written
-            once for all ranks, until they come to the next call; None: into every buffer.
+        pieces: Pairs (offset in the buffer, values) that together replace `local_part` of this
+            rank's buffer; None: the values are in the buffer.
+        into: A buffer from `allocate(common=True)` into which the sum is written once for all
+            ranks. The sum stays valid until their next call; None: the sum is written into every
+            rank's buffer.
     """
 
     pieces: Sequence[Piece] | None = None
     into: np.ndarray | None = None
 
 
-class Place(NamedTuple):
-    """The same elements in every rank's memory.
+class SharedRegion(NamedTuple):
+    """The location of a buffer in the shared memory of every rank.
 
     Attributes:
-        views: of each rank's.
-        told: where they are, in words; ranks must agree on it.
-        code: 32 bits of that.
+        views: A NumPy view of each rank's buffer, in rank order.
+        location: The location as text, such as a byte offset, which must be the same on all ranks.
+        code: The CRC-32 of `location`.
     """
 
     views: list[np.ndarray]
-    told: str
+    location: str
     code: int
 
 
 class Flags:
-    """By which ranks of one host see how far each has come, in which call, with which weight.
+    """Flags in shared memory, by which the ranks of a host synchronize and exchange weights.
 
-    They are made together (collective).
+    All ranks of the host call the constructor together (collective).
 
     Args:
-        patience: how this rank waits; its meter counts the seconds.
+        wait_policy: The wait policy of this rank, with its traffic meter.
 
     Attributes:
-        weights: of each rank.
+        weights: For each rank, a shared array with its weight as the only element.
     """
 
-    def __init__(self, patience: WaitPolicy) -> None:
-        self._rank, self._patience, self._phase = patience.rank, patience, 0
-        self._window, views = _shared(patience.comm, LINE)
+    def __init__(self, wait_policy: WaitPolicy) -> None:
+        self._rank, self._wait_policy, self._phase = wait_policy.rank, wait_policy, 0
+        self._window, views = _shared(wait_policy.comm, LINE)
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        self._vote = np.zeros(1, np.int64)  # the last one that was first
+        self._vote = np.zeros(1, np.int64)  # the winning vote of the last election
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
-    def agree(self, told: str = "", code: int = 0) -> None:
-        """Wait until every rank has come to this call.
+    def agree(self, location: str = "", code: int = 0) -> None:
+        """Wait until every rank has reached this call with the same location.
 
         Args:
-            told: where it works, in words.
-            code: of these.
+            location: The location of the buffer as text, for the error message.
+            code: The CRC-32 of this text.
 
         Raises:
-            Mismatch: ranks are in different calls, or work in different places.
+            Mismatch: Ranks are in different calls, or use different locations.
         """
-        own = self._patience.code ^ code
-        self._codes[self._rank][0] = own  # stays until all have read it: nobody is ahead by a call
-        self.meet()
-        if any(other[0] != own for other in self._codes):
-            self._patience.disagree(told)
+        local = self._wait_policy.code ^ code
+        # All ranks have read a rank's code before the rank overwrites it, because no rank is one
+        # call ahead of another.
+        self._codes[self._rank][0] = local
+        self.barrier()
+        if any(other[0] != local for other in self._codes):
+            self._wait_policy.raise_mismatch(location)
 
-    def agree_to_go_on(self, told: str) -> None:
-        """Likewise, and then all ranks go on from here or none does.
+    def agree_to_continue(self, location: str) -> None:
+        """Wait as `agree` does; afterwards, either all ranks continue or all ranks raise an error.
 
-        One that waits may hear of a failure on another host while the others, who have not, go on
-        to where they need it. So each votes, and the vote that is first is everybody's.
+        One rank may notice a failure on another host before the other ranks do. The other ranks
+        would then continue to a call that needs this rank. Therefore each rank votes, and the first
+        vote decides for all ranks.
         """
         try:
-            self.agree(told)
+            self.agree(location)
         except RankDied:
-            raise  # which has woken the others, wherever they are
+            raise  # `check_failures` has interrupted all other ranks
         except LabkitError:
-            if not self._first_vote(goes_on=False):
+            if not self._first_vote(continues=False):
                 raise
         else:
-            if not self._first_vote(goes_on=True):
-                self.meet()  # where who has left never comes: this rank is told why
+            if not self._first_vote(continues=True):
+                self.barrier()  # raises, because the rank that voted to stop never arrives
 
-    def _first_vote(self, goes_on: bool) -> bool:
-        """Vote in this phase; whether who was the first to do so goes on."""
-        ndarray, array1_d = (
-            np.array([self._phase if goes_on else -self._phase]),
+    def _first_vote(self, continues: bool) -> bool:
+        """Vote on whether to continue, and return the first vote of all ranks in this phase."""
+        ballot, previous = (
+            np.array([self._phase if continues else -self._phase]),
             np.empty(1, np.int64),
         )
-        self._window.Compare_and_swap(ndarray, self._vote, array1_d, 0, self._ballot)
+        self._window.Compare_and_swap(ballot, self._vote, previous, 0, self._ballot)
         self._window.Flush(0)
-        self._vote = ndarray if array1_d[0] == self._vote[0] else array1_d
+        self._vote = ballot if previous[0] == self._vote[0] else previous
         return bool(self._vote[0] > 0)
 
-    def meet(self) -> None:
-        """Wait until every rank has come to this phase; writes before it are then visible."""
+    def barrier(self) -> None:
+        """Wait until every rank has reached this phase and its earlier writes are visible."""
         self._window.Sync()
         self._phase += 1
         self._phases[self._rank][0] = self._phase
-        polls, clock = 0, self._patience.clock
+        polls, clock = 0, self._wait_policy.clock
         start = clock.now()
         while min(int(phase[0]) for phase in self._phases) < self._phase:
-            self._patience.pause(polls)
+            self._wait_policy.pause(polls)
             polls += 1
-        self._patience.traffic.wait_seconds += clock.now() - start
+        self._wait_policy.traffic.wait_seconds += clock.now() - start
         self._window.Sync()
 
     def close(self) -> None:
-        """Free them (collective)."""
+        """Free the flags (collective)."""
         self._phases.clear()
         self._codes.clear()
         self.weights.clear()
@@ -143,92 +147,106 @@ class Flags:
 
 
 class SharedMemory:
-    """Buffers that all ranks of a host see, and their sums.
+    """Buffers in the shared memory of a host, and their sums.
 
-    Rank r adds up part r of all buffers, in order of rank, and writes the sum into each of them:
-    p-1 reads and p writes of n/p bytes, no message; or one write, where all read one memory.
-    Between the phases ranks wait for each other's flags, which are made when first needed.
+    Each of p ranks sums one part, 1/p of the elements, of all buffers in rank order, and writes the
+    sum into each buffer. For n bytes, this takes p-1 reads and p writes of n/p bytes per rank and
+    no message. A result buffer that all ranks share takes one write. Flags synchronize the ranks;
+    the first call that needs the flags creates them.
 
     Args:
-        patience: how this rank waits for a flag; of the ranks of its host.
+        wait_policy: The wait policy among the ranks of this host.
 
     Attributes:
-        patience: as given.
+        wait_policy: The wait policy among the ranks of this host.
     """
 
-    def __init__(self, patience: WaitPolicy) -> None:
-        self._comm, self.patience = patience.comm, patience
+    def __init__(self, wait_policy: WaitPolicy) -> None:
+        self._comm, self.wait_policy = wait_policy.comm, wait_policy
         self._flags: Flags | None = None
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
-        self._known: dict[tuple[int, int, str], Place] = {}  # by address
+        # The key is (address, bytes, dtype) of a buffer.
+        self._places: dict[tuple[int, int, str], SharedRegion] = {}
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
-        """This rank's buffer of so many bytes, which the others of its host see (collective).
+        """Allocate a buffer of this rank in the host's shared memory (collective).
 
         Args:
-            nbytes: of the buffer.
-            common: one memory for all ranks instead.
+            nbytes: The size of this rank's buffer in bytes.
+            common: Whether all ranks share one buffer; default: each rank gets its own buffer.
         """
-        self._ready()
+        self._get_flags()
         window, views = _shared(self._comm, nbytes, common)
         if common:
             self._commons.append(window)
         else:
             self._buffers.append((window, views))
-        own: np.ndarray = views[0 if common else self._comm.rank]
-        return own
+        buffer: np.ndarray = views[0 if common else self._comm.rank]
+        return buffer
 
     def allreduce(
-        self, buffer: np.ndarray, weight: float | None = None, aside: Aside | None = None
+        self,
+        buffer: np.ndarray,
+        weight: float | None = None,
+        separate: SeparateBuffers | None = None,
     ) -> None:
-        """Sum the ranks' flat buffers of one length, in place.
+        """Sum the ranks' flat buffers, which have the same length, in place.
 
-        A buffer from `allocate` is used where it is; any other is copied in and out.
+        A buffer from `allocate` needs no copy; any other buffer is copied in and out.
 
         Args:
-            buffer: this rank's values.
-            weight: of this rank, for the weighted mean instead of the sum.
-            aside: what of it lies elsewhere; only for a buffer from `allocate`.
+            buffer: The values of this rank.
+            weight: The weight of this rank's values in a weighted mean; None: compute a sum.
+            separate: Memory outside the buffer for inputs or the result; only for a buffer from
+                `allocate`.
         """
-        self._at_place(buffer, partial(self._reduce, weight, aside or Aside()))
+        self._run_in_shared_memory(
+            buffer, partial(self._reduce, weight, separate or SeparateBuffers())
+        )
 
     def allreduce_around(
         self, buffer: np.ndarray, part: slice, between: Callable[[np.ndarray], None]
     ) -> None:
-        """Replace every rank's buffer by what `between` makes of their sum, in place.
+        """Sum the buffers inside this host, reduce the sum between hosts, and copy the result back.
 
         Args:
-            buffer: as for `allreduce`.
-            part: the elements that this rank adds up and hands on, or none; no two have the same.
-            between: changes them, in a memory like the buffer.
+            buffer: The values of this rank, which the sum replaces.
+            part: The elements that this rank sums and exchanges with other hosts; may be empty.
+                The parts of two ranks do not overlap.
+            between: A function that receives a full buffer and reduces this part between hosts, in
+                place.
         """
-        self._at_place(buffer, partial(self._reduce_around, part, between))
+        self._run_in_shared_memory(buffer, partial(self._reduce_around, part, between))
 
-    def _at_place(self, buffer: np.ndarray, work: Callable[[Flags, Place], None]) -> None:
-        """Carry out a sum where the buffer is, or in memory where all see it."""
-        self.patience.begin()
-        flags = self._ready()
-        place = self._place_of(buffer)
+    def _run_in_shared_memory(
+        self, buffer: np.ndarray, work: Callable[[Flags, SharedRegion], None]
+    ) -> None:
+        """Run a sum directly on a buffer in shared memory, or on a shared copy of the buffer."""
+        self.wait_policy.start_wait()
+        flags = self._get_flags()
+        place = self._find_place(buffer)
         if place is not None:
             work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
-            flags.agree_to_go_on(", in new memory")  # which MPI makes without looking around
-            self.patience.check_failures()
-            with self.patience.minding:
+            # MPI would wait in the allocation for a failed rank forever. Therefore all ranks agree
+            # first.
+            flags.agree_to_continue(", in new memory")
+            self.wait_policy.check_failures()
+            with self.wait_policy.failure_guard:
                 self.allocate(buffer.nbytes)
             self._staging = self._buffers[-1][1]
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        work(flags, _place(views, ", in memory of its own"))
-        buffer[...] = staged  # nobody writes here before this rank comes to the next call
+        work(flags, _make_place(views, ", in memory of its own"))
+        buffer[...] = staged  # no other rank writes here until this rank enters its next call
 
     def close(self) -> None:
         """Free all windows (collective)."""
-        self._known.clear()
+        self._places.clear()
         for window, views in self._buffers:
             views.clear()
             window.Free()
@@ -237,126 +255,145 @@ class SharedMemory:
         if self._flags is not None:
             self._flags.close()
 
-    def own_part(self, length: int) -> slice:
-        """The elements of a buffer that this rank adds up."""
+    def local_part(self, length: int) -> slice:
+        """Return the elements of a buffer that this rank sums.
+
+        Args:
+            length: The number of elements of the buffer.
+        """
         edges = boundaries(length, self._comm.size)
         return slice(int(edges[self._comm.rank]), int(edges[self._comm.rank + 1]))
 
-    def _ready(self) -> Flags:
-        """The flags, which all ranks make together in the first call that wants them."""
+    def _get_flags(self) -> Flags:
+        """Return the flags; the first call creates them (collective)."""
         if self._flags is None:
-            self._flags = Flags(self.patience)
+            self._flags = Flags(self.wait_policy)
         return self._flags
 
     def _reduce_around(
-        self, part: slice, between: Callable[[np.ndarray], None], flags: Flags, place: Place
+        self, part: slice, between: Callable[[np.ndarray], None], flags: Flags, place: SharedRegion
     ) -> None:
-        flags.agree(place.told, place.code)
+        flags.agree(place.location, place.code)
         whole, parts = place.views[0], [view[part] for view in place.views]
-        if len(parts) > 1:  # in the first one's memory: nobody else touches this part there
+        if len(parts) > 1:  # the sum goes to the first rank's memory
             self._add(parts, parts[self._comm.rank], None, parts[0])
         between(whole)
         for other in parts[1:]:
             other[...] = parts[0]
-        flags.meet()
+        flags.barrier()
 
-    def _reduce(self, weight: float | None, aside: Aside, flags: Flags, place: Place) -> None:
+    def _reduce(
+        self, weight: float | None, separate: SeparateBuffers, flags: Flags, place: SharedRegion
+    ) -> None:
         buffers = place.views
         if weight is not None:
             flags.weights[self._comm.rank][0] = weight
-        if aside.into is None:
-            flags.agree(place.told, place.code)
+        if separate.into is None:
+            flags.agree(place.location, place.code)
         else:
-            flags.agree(f"{place.told}, into common memory", ~place.code)
+            flags.agree(f"{place.location}, into common memory", ~place.code)
         shares = None
         if weight is not None:
-            weights = [float(each[0]) for each in flags.weights]
-            shares = [each / (sum(weights) or 1.0) for each in weights]
-        pieces = aside.pieces
+            weights = [float(shared[0]) for shared in flags.weights]
+            shares = [value / (sum(weights) or 1.0) for value in weights]
+        pieces = separate.pieces
         if pieces is None:
-            part = self.own_part(len(buffers[0]))
+            part = self.local_part(len(buffers[0]))
             pieces = [(part.start, buffers[self._comm.rank][part])]
-        for start, own in pieces:
-            piece = slice(start, start + len(own))
-            into = None if aside.into is None else aside.into[piece]
-            self._add([buffer[piece] for buffer in buffers], own, shares, into)
-        flags.meet()
+        for start, values in pieces:
+            piece = slice(start, start + len(values))
+            into = None if separate.into is None else separate.into[piece]
+            self._add([buffer[piece] for buffer in buffers], values, shares, into)
+        flags.barrier()
 
     def _add(
         self,
         parts: list[np.ndarray],
-        own: np.ndarray,
+        local: np.ndarray,
         shares: list[float] | None,
         into: np.ndarray | None,
     ) -> None:
-        """Add up in order of rank, or weighted, block by block: what is added is still in the cache
-        when it is written.
+        """Add the parts in rank order, block by block, so that each sum is written from the cache.
 
         Args:
-            parts: the ranks' memory of the same elements.
-            own: the values of this rank, there or elsewhere.
-            shares: of the ranks.
-            into: the place of the sum; None: every part.
+            parts: Views of the same elements in every rank's buffer.
+            local: The values that this rank sums, which may lie inside or outside its buffer.
+            shares: The factor of each rank's values in a weighted mean; None: compute a sum.
+            into: The array for the result; None: write the result into all `parts`.
         """
         rank, places = self._comm.rank, parts if into is None else [into]
-        # Of own values that are elsewhere, nobody reads the place before it is written.
-        first = 0 if into is not None or np.may_share_memory(own, parts[rank]) else rank
-        step = BLOCK // own.itemsize
-        for start in range(0, len(own), step):
+        # If `local` lies outside this rank's buffer, the sum may overwrite `parts[rank]` block by
+        # block.
+        first = 0 if into is not None or np.may_share_memory(local, parts[rank]) else rank
+        step = BLOCK // local.itemsize
+        for start in range(0, len(local), step):
             block = slice(start, start + step)
             values = [part[block] for part in parts]
-            values[rank] = own[block]
+            values[rank] = local[block]
             total = places[first][block]
             _sum(values, shares, total)
             for number, place in enumerate(places):
                 if number != first:
                     place[block] = total
 
-    def _place_of(self, buffer: np.ndarray) -> Place | None:
-        """Where the buffer lies, when it does so in an allocated memory."""
+    def _find_place(self, buffer: np.ndarray) -> SharedRegion | None:
+        """Return the location of a buffer in memory from `allocate`; None if it lies elsewhere."""
         address = buffer.__array_interface__["data"][0]
         key = (address, buffer.nbytes, buffer.dtype.str)
-        if key not in self._known:
+        if key not in self._places:
             for number, (_, views) in enumerate(self._buffers):
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    told = f", from byte {start} of memory {number}"
-                    self._known[key] = _place([part.view(buffer.dtype) for part in parts], told)
-        return self._known.get(key)
+                    location = f", from byte {start} of memory {number}"
+                    self._places[key] = _make_place(
+                        [part.view(buffer.dtype) for part in parts], location
+                    )
+        return self._places.get(key)
 
 
-def _place(views: list[np.ndarray], told: str) -> Place:
-    return Place(views, told, zlib.crc32(told.encode()))
+def _make_place(views: list[np.ndarray], location: str) -> SharedRegion:
+    return SharedRegion(views, location, zlib.crc32(location.encode()))
 
 
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
-    """The sum of two or more arrays in their order, weighted where shares are given.
+    """Add two or more arrays in the given order, each multiplied by its share if shares are given.
 
-    Each is weighted before it is added: the sum of large values would overflow where their mean
-    does not. Floats of 16 bits are added in float32 and rounded once. `total` may be the first of
-    the values, or none of them.
+    Each array is multiplied before the addition, because the sum of large values could overflow
+    where their mean does not. 16-bit floats are added in float32 and rounded once.
+
+    Args:
+        values: The arrays, all of one length and dtype.
+        shares: The factor of each array; None: all factors are 1.
+        total: The array into which the sum is written; may be the first of `values`, but no later
+            one.
     """
-    kind = np.dtype(np.float32) if is_narrow(total.dtype) else total.dtype
-    found = total if kind == total.dtype else np.empty(len(total), kind)
+    kind = np.dtype(np.float32) if is_16_bit_float(total.dtype) else total.dtype
+    result = total if kind == total.dtype else np.empty(len(total), kind)
     if shares is None:
-        np.add(values[0], values[1], out=found, dtype=kind)
+        np.add(values[0], values[1], out=result, dtype=kind)
         for value in values[2:]:
-            np.add(found, value, out=found, dtype=kind)
+            np.add(result, value, out=result, dtype=kind)
     else:
-        np.multiply(values[0], kind.type(shares[0]), out=found, dtype=kind)
-        weighted = np.empty_like(found)
+        np.multiply(values[0], kind.type(shares[0]), out=result, dtype=kind)
+        weighted = np.empty_like(result)
         for value, share in zip(values[1:], shares[1:], strict=True):
             np.multiply(value, kind.type(share), out=weighted, dtype=kind)
-            np.add(found, weighted, out=found)
-    if found is not total:
-        total[...] = found.astype(total.dtype)
+            np.add(result, weighted, out=result)
+    if result is not total:
+        total[...] = result.astype(total.dtype)
 
 
 def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any, list[np.ndarray]]:
-    """A window with so many bytes of each rank, aligned to cache lines; views on all of them.
+    """Allocate a shared MPI window, zeroed and aligned to cache lines (collective).
 
-    Common: of rank 0 alone.
+    Args:
+        comm: The communicator of the ranks of one host.
+        nbytes: Bytes that each contributing rank allocates.
+        common: Whether only rank 0 contributes memory.
+
+    Returns:
+        The window, and a view of each contributing rank's bytes.
     """
     from mpi4py import MPI
 
@@ -364,8 +401,8 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
     try:
         window = MPI.Win.Allocate_shared(0 if common and comm.rank else size, 1, comm=comm)
     except MPI.Exception as error:
-        if told := no_room(size * (1 if common else comm.size)):
-            raise LabkitError(told) from error
+        if shortage := no_room(size * (1 if common else comm.size)):
+            raise LabkitError(shortage) from error
         raise
     views = []
     for rank in range(1 if common else comm.size):
@@ -379,7 +416,7 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
 
 
 def no_room(nbytes: int, folder: Path = SHARED) -> str:
-    """Why so many bytes cannot be shared; "" where the folder has room for them."""
+    """Return an error message if the folder has too little free space for the bytes; else ""."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else nbytes
     if free >= nbytes:
         return ""
@@ -390,6 +427,6 @@ def no_room(nbytes: int, folder: Path = SHARED) -> str:
 
 
 def _aligned(whole: np.ndarray, nbytes: int) -> np.ndarray:
-    """So many of the bytes, from the first cache line that begins there."""
+    """Return a view of `nbytes` bytes that starts at the first cache-line boundary."""
     offset = -whole.ctypes.data % LINE
     return whole[offset : offset + nbytes]

@@ -1,4 +1,4 @@
-"""A rank that computes more slowly than it could, because an experiment says so."""
+"""The artificial slowdown of a rank's computation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from labkit.network.random_streams import uniform
 
 
 class Slowness:
-    """How much longer one rank computes; it draws a factor for each of its computations.
+    """The slowdown of one rank, with a random factor for each computation.
 
     Args:
-        slow: how slow it is.
-        rank: its number among all ranks.
-        seed: of what is drawn.
-        clock: of the rank; a pause is told from now on.
+        slow: The artificial slowdown of the rank's computations.
+        rank: The number of the rank among all ranks, which selects the stream of random factors.
+        seed: The seed of the random factors.
+        clock: The clock of the rank. Times of pauses count from the construction of this object.
     """
 
     def __init__(self, slow: Slowdown, rank: int, seed: int, clock: Clock) -> None:
@@ -22,7 +22,11 @@ class Slowness:
         self._computations, self._origin = 0, clock.now()
 
     def act(self, computed: float) -> None:
-        """Sleep as much longer as the slow rank would compute, behind so many real seconds."""
+        """Sleep after a computation for the extra time that the slow rank would have needed.
+
+        Args:
+            computed: Real seconds of the computation.
+        """
         number = float(uniform(self._seed, self._rank, self._computations)[0])
         self._computations += 1
         stop = self._clock.now() - self._origin

@@ -1,4 +1,4 @@
-"""Sparse vectors, and tables of few rows, added on their way; dense where that is cheaper."""
+"""Sums of sparse vectors and of tables with few rows, in dense form if it needs fewer bytes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.communicator.numbers import is_narrow
+from labkit.communicator.numbers import is_16_bit_float
 
 INDEX = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of `length` elements: those at `indices`, ascending from 0; all where it is None.
+class SparseVector:
+    """A vector, or one chunk of a vector, in sparse or dense form.
 
-    An element is a number, or a row of numbers: values has the shape (k, …).
+    Attributes:
+        length: The number of elements; each element is a number or a row of numbers.
+        indices: The ascending indices of the stored elements, from 0; None: all elements are
+            stored.
+        values: The stored elements, (k, …).
     """
 
     length: int
@@ -25,51 +29,52 @@ class Part:
     values: np.ndarray
 
     def dense(self) -> np.ndarray:
-        """All values."""
+        """Return all elements, with zeros in place of those that are not stored."""
         if self.indices is None:
             return self.values
         values = np.zeros((self.length, *self.values.shape[1:]), self.values.dtype)
         values[self.indices] = self.values
         return values
 
-    def compact(self) -> Part:
-        r"""The cheaper form: sparse while \(k (4 + b) < n b\) for k values of b bytes among n."""
+    def compact(self) -> SparseVector:
+        r"""Return the smaller form: sparse if \(k (4 + b) < n b\) for k of n values of b bytes."""
         if self.indices is None:
             return self
         row = row_bytes(self.values)
         if len(self.indices) * (INDEX.itemsize + row) < self.length * row:
             return self
-        return Part(self.length, None, self.dense())
+        return SparseVector(self.length, None, self.dense())
 
 
 class SparseSum:
-    """Sums of sparse parts.
+    """The addition and serialization of chunks of sparse vectors, for any allreduce schedule.
 
     Args:
-        edges: where each chunk of the vector begins and ends, (chunks + 1,).
-        dtype: of the values.
-        row: the shape of an element.
+        edges: The indices at which the chunks of the vector start and end, (chunks + 1,).
+        dtype: The dtype of the values.
+        row: The shape of an element; (): a number.
 
     Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020; C. Renggli et al.: SparCML,
-    2019, arXiv 1802.08021, for the switch. Differs from them: any schedule carries the parts.
+    2019, arXiv 1802.08021, for the switch to the dense form. Unlike in both papers, any allreduce
+    schedule can carry the sparse chunks.
     """
 
     def __init__(self, edges: Sequence[int], dtype: np.dtype, row: tuple[int, ...] = ()) -> None:
         self._edges, self._dtype, self._row = list(edges), dtype, row
 
-    def add(self, values: Sequence[Part]) -> Part:
-        """The sum in this order, to the same bits whoever adds."""
+    def add(self, values: Sequence[SparseVector]) -> SparseVector:
+        """Return the sum, added in the given order, so that all ranks get the same bits."""
         if any(value.indices is None for value in values):
             total = np.zeros((values[0].length, *self._row), self._dtype)
             for value in values:
                 total[slice(None) if value.indices is None else value.indices] += value.values
-            return Part(len(total), None, total)
+            return SparseVector(len(total), None, total)
         indices = np.concatenate([v.indices for v in values if v.indices is not None])
-        ndarray = np.concatenate([value.values for value in values])
-        return Part(values[0].length, *merged(indices, ndarray)).compact()
+        elements = np.concatenate([value.values for value in values])
+        return SparseVector(values[0].length, *merged(indices, elements)).compact()
 
-    def to_bytes(self, values: Sequence[Part]) -> np.ndarray:
-        """For each part a count (-1: dense), then indices and values."""
+    def to_bytes(self, values: Sequence[SparseVector]) -> np.ndarray:
+        """Serialize each chunk: the number of indices (-1: dense), the indices, and the values."""
         pieces: list[np.ndarray] = []
         for value in values:
             count = -1 if value.indices is None else len(value.indices)
@@ -79,67 +84,71 @@ class SparseSum:
             pieces.append(value.values.reshape(-1).view(np.uint8))
         return np.concatenate(pieces)
 
-    def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Part]:
-        """The parts in a message."""
-        found: list[Part] = []
+    def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[SparseVector]:
+        """Return the chunks in a message, which holds `count` chunks from chunk `first` on."""
+        parts: list[SparseVector] = []
         start = 0
 
-        def take(elements: int, dtype: np.dtype) -> np.ndarray:
+        def read(elements: int, dtype: np.dtype) -> np.ndarray:
             nonlocal start
             begin, start = start, start + elements * dtype.itemsize
-            return data[begin:start].copy().view(dtype)  # aligned
+            return data[begin:start].copy().view(dtype)  # the copy is aligned
 
         def rows(count: int) -> np.ndarray:
-            return take(count * math.prod(self._row), self._dtype).reshape(count, *self._row)
+            return read(count * math.prod(self._row), self._dtype).reshape(count, *self._row)
 
         for chunk in range(first, first + count):
-            held = int(take(1, INDEX)[0])
+            index_count = int(read(1, INDEX)[0])
             length = self._edges[chunk + 1] - self._edges[chunk]
-            if held < 0:
-                found.append(Part(length, None, rows(length)))
+            if index_count < 0:
+                parts.append(SparseVector(length, None, rows(length)))
             else:
-                found.append(Part(length, take(held, INDEX), rows(held)))
-        return found
+                parts.append(SparseVector(length, read(index_count, INDEX), rows(index_count)))
+        return parts
 
 
-def cut_sparse(indices: np.ndarray, values: np.ndarray, edges: Sequence[int]) -> list[Part]:
-    """A sparse vector cut at the edges of its chunks."""
+def cut_sparse(indices: np.ndarray, values: np.ndarray, edges: Sequence[int]) -> list[SparseVector]:
+    """Cut a sparse vector into chunks at the given indices."""
     places = np.searchsorted(indices, edges)
     chunks = zip(edges[:-1], edges[1:], places[:-1], places[1:], strict=True)
     return [
-        Part(last - first, (indices[a:b] - first).astype(INDEX), values[a:b]).compact()
+        SparseVector(last - first, (indices[a:b] - first).astype(INDEX), values[a:b]).compact()
         for first, last, a, b in chunks
     ]
 
 
 def merged(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each index once, ascending, with the sum of its values in the order in which they come.
+    """Sort the indices, and sum the values of each repeated index in their given order.
 
     Args:
-        indices: (k,), from 0 on.
+        indices: (k,), the indices of the values, from 0.
         values: (k, …); 16-bit floats are added in float32 and rounded once.
+
+    Returns:
+        indices: The distinct indices, ascending.
+        values: The sum of the values of each distinct index.
     """
     order = np.argsort(indices, kind="stable")
     indices, values = indices[order], values[order]
     first = np.flatnonzero(np.diff(indices, prepend=-1))
     if len(first) == len(indices):
         return indices, values
-    kind = np.dtype(np.float32) if is_narrow(values.dtype) else values.dtype
+    kind = np.dtype(np.float32) if is_16_bit_float(values.dtype) else values.dtype
     total = np.add.reduceat(values, first, dtype=kind)
     return indices[first], total.astype(values.dtype, copy=False)
 
 
-def rows_of(parts: Sequence[Part], edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements the parts of a vector hold, ascending, and their values."""
-    array1_ds = [
+def join_rows(parts: Sequence[SparseVector], edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ascending indices, and the values, of all elements stored in a vector's chunks."""
+    local_indices = [
         np.arange(p.length, dtype=INDEX) if p.indices is None else p.indices for p in parts
     ]
     indices = [
-        array1_d + INDEX.type(first) for array1_d, first in zip(array1_ds, edges, strict=False)
+        local + INDEX.type(first) for local, first in zip(local_indices, edges, strict=False)
     ]
     return np.concatenate(indices), np.concatenate([part.values for part in parts])
 
 
 def row_bytes(values: np.ndarray) -> int:
-    """Bytes of one element of (k, …) values."""
+    """Return the bytes of one element of (k, …) values."""
     return math.prod(values.shape[1:]) * values.itemsize

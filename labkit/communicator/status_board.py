@@ -1,4 +1,4 @@
-"""A board on which each rank writes where it is, so that a wait can name names."""
+"""The status board: each rank writes its current call there, so that errors can name the ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from labkit.communicator.status_table import ENDED, PEERS, PLACE, HostRanks, Sta
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LEAVE = 2  # seconds that MPI's end may take where a host or a rank is gone
+FINALIZE_TIMEOUT = 2  # seconds that MPI_Finalize may take after the loss of a host or a rank
 
 
 class RankFailed(LabkitError):
-    """Another rank has failed, so this one cannot go on.
+    """Another rank has failed, so that this rank cannot continue.
 
     Attributes:
-        rank: the rank that failed.
+        rank: The number of the failed rank.
     """
 
     def __init__(self, message: str, rank: int) -> None:
@@ -36,43 +36,49 @@ class RankFailed(LabkitError):
 
 
 class RankDied(RankFailed):
-    """The process of a rank has ended; the others may go on, see `Communicator.shrink`.
+    """The process of a rank has ended; the other ranks may continue, see `Communicator.shrink`.
 
     Attributes:
-        ranks: who is gone, as far as this rank knows; by their numbers before anybody was.
+        ranks: All dead ranks that this rank knows, by their numbers before any rank died.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        who = ", ".join(map(str, ranks))
-        super().__init__(f"rank {who or '?'} failed: {ENDED}", ranks[0] if ranks else -1)
+        names = ", ".join(map(str, ranks))
+        super().__init__(f"rank {names or '?'} failed: {ENDED}", ranks[0] if ranks else -1)
         self.ranks = tuple(ranks)
 
 
 class HostSilent(RankFailed):
-    """A host has not been heard for some seconds: it, or the link to it, is gone."""
+    """A host has sent no status for some seconds, because the host or its link failed."""
 
 
 class WaitTooLong(LabkitError):
-    """A wait outlasted its limit; the message names who waits for whom, in what."""
+    """A wait has exceeded its timeout; the error message names the ranks and their calls."""
 
 
 class Mismatch(LabkitError):
-    """Ranks called the same collective with different arguments; the message names them."""
+    """Ranks are in different calls or differ in arguments; the message names ranks and calls."""
 
 
 class StatusBoard:
-    """One row a rank: the call it is in, since when, and why it failed, if it has.
+    """The status of all ranks: one row per rank with its call, the call's start, and any failure.
 
-    Rows are plain bytes in a table that the ranks of a host share: a write costs about a
-    microsecond and a reader needs no help from the rank it reads about, which may be stuck in
-    a computation. Between hosts a thread of the first rank of each carries them, see `Relay`: they
-    are some tenths of a second old there.
+    Rows are plain bytes in memory that the ranks of a host share. A write costs about a
+    microsecond. A rank can read the row of another rank that hangs in a computation. Between hosts,
+    a thread of each host's first rank sends the rows, see `Relay`. Therefore rows of other hosts
+    are some tenths of a second old.
 
     Args:
-        comm: the ranks.
-        clock: of this host.
-        limits: after which a wait is pointless.
-        numbers: of the ranks before any was gone, by which those that are gone are named.
+        comm: The mpi4py communicator of the ranks.
+        clock: The clock of this host.
+        limits: The timeouts of waits, in seconds.
+        numbers: The number of each rank before any rank died, for messages about dead ranks.
+
+    Attributes:
+        local_rank: The number of this rank among the ranks of its host.
+        ranks: The numbers of the ranks of this host.
+        deadlocked_after: If all ranks wait in different calls for this many seconds, the waits
+            count as a deadlock.
     """
 
     def __init__(
@@ -80,14 +86,14 @@ class StatusBoard:
     ) -> None:
         from mpi4py import MPI
 
-        from labkit.communicator.process_inspector import answer
+        from labkit.communicator.process_inspector import install_stack_handler
 
         self._clock, self._rank = clock, comm.rank
         self.limits, self._numbers = limits, numbers
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        assert isinstance(self._host, MPI.Intracomm)  # as all parts of one are
+        assert isinstance(self._host, MPI.Intracomm)  # for the type checker
         self.local_rank: int = self._host.rank
-        self.ranks: list[int] = self._host.allgather(comm.rank)  # of this host
+        self.ranks: list[int] = self._host.allgather(comm.rank)
         host_ranks = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
         hosts = (
             [host_ranks]
@@ -97,205 +103,236 @@ class StatusBoard:
         first = self.local_rank == 0
         nbytes = StatusTable.nbytes(hosts) if first else 0
         self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=self._host)
-        self._sheet = StatusTable(self._window.Shared_query(0)[0], hosts, hosts.index(host_ranks))
-        self._own = self._sheet.rows[comm.rank : comm.rank + 1]
+        self._table = StatusTable(self._window.Shared_query(0)[0], hosts, hosts.index(host_ranks))
+        self._row = self._table.rows[comm.rank : comm.rank + 1]
         if first:
-            self._sheet.clear(clock.now())
+            self._table.clear(clock.now())
         self._host.Barrier()
-        answer()
-        self._own["pid"] = os.getpid()
-        # Over hosts data may be on their way for long: over a link that was down, or a slow one.
+        install_stack_handler()
+        self._row["pid"] = os.getpid()
+        # Between hosts, waits may be long without a deadlock, because links may be slow or
+        # interrupted.
         self.deadlocked_after = limits.deadlock if len(hosts) == 1 else limits.apart
         self._relay: Relay | None = None
         if len(hosts) > 1:
             self._between = comm.Dup()
-            self._relay = Relay(self._between, self._sheet, clock)
-            # Where nobody closes the board, after a failure, other hosts are told at its end.
+            self._relay = Relay(self._between, self._table, clock)
+            # If a failure prevents `close`, the finalizer sends this host's last bulletin.
             self._end = weakref.finalize(self, self._relay.close, patient=False)
 
-    def enter(self, place: str, waiting: bool = False, number: int = 0) -> None:
-        """Say which call this rank is in now, and whether it waits there for all others.
+    def enter(self, call: str, waiting: bool = False, number: int = 0) -> None:
+        """Write the current call of this rank into its row.
 
         Args:
-            number: of the round of a schedule, from 1; 0: it has none.
+            call: The name of the call.
+            waiting: Whether this rank waits in the call for all other ranks.
+            number: The number of the schedule's round, from 1; 0: the call has no rounds.
         """
-        self._own["waiting"] = 0  # while the row changes
-        self._own["since"] = self._clock.now()
-        self._own["place"] = place.encode()[:PLACE]
-        self._own["round"] = number
-        self._own["waiting"] = waiting
+        self._row["waiting"] = 0  # marks the row as changing
+        self._row["since"] = self._clock.now()
+        self._row["place"] = call.encode()[:PLACE]
+        self._row["round"] = number
+        self._row["waiting"] = waiting
 
     def fail(self, cause: str) -> None:
-        """Say that this rank has failed; ranks that wait will raise `RankFailed`."""
-        self._sheet.fail(self._rank, cause)
+        """Report that this rank has failed, so that waiting ranks raise `RankFailed`.
+
+        Args:
+            cause: The text of the error.
+        """
+        self._table.fail(self._rank, cause)
         if self._relay is not None:
             self._relay.wake()
 
     def mark_dead(self, dead: Sequence[int]) -> RankDied:
-        """Write down of ranks that MPI has found dead that they have failed; what to raise."""
+        """Mark ranks as failed that MPI has reported dead; return the exception to raise."""
         for rank in dead:
-            self._sheet.die(rank)
+            self._table.die(rank)
         return RankDied([self._numbers[rank] for rank in dead])
 
-    def check(self) -> None:
-        """Raise `RankFailed` when another rank has failed, naming the first cause.
+    def raise_failures(self) -> None:
+        """Raise an error if another rank or host has failed.
 
         Raises:
-            HostSilent: another host has not been heard for some seconds.
+            RankFailed: Another rank has failed; the message names the original cause.
+            HostSilent: Another host has sent no status for some seconds.
         """
-        silent = self._sheet.silent(self.limits.silent)
+        silent = self._table.silent_host(self.limits.silent)
         if silent is not None:
-            atexit.register(leave_without_it)
-        failed = self._failed()
+            atexit.register(exit_without_finalize)
+        failed = self._failures()
         if failed:
-            # Who failed because of another may have been read first: its cause is there by now.
-            told = self._failed()
-            rank, cause = min(told, key=lambda pair: pair[1].startswith("RankFailed"))
+            # The first read may show only a failure that follows from another. A second read also
+            # shows the original failure.
+            failures = self._failures()
+            rank, cause = min(failures, key=lambda pair: pair[1].startswith("RankFailed"))
             if cause == ENDED:
                 raise RankDied([self._numbers[rank]])
             raise RankFailed(f"rank {rank} failed: {cause}", rank)
         if silent is not None:
             (ranks, name), seconds = silent
             raise HostSilent(
-                f"host {name} with rank {', '.join(map(str, ranks))} has not been heard for "
-                f"{seconds:.0f} s: the link to it, or the host, is gone",
+                f"host {name} with rank {', '.join(map(str, ranks))} has sent no status for "
+                f"{seconds:.0f} s: the host, or the link to it, has failed",
                 ranks[0],
             )
 
-    def _failed(self) -> list[tuple[int, str]]:
-        rows = self._sheet.rows
+    def _failures(self) -> list[tuple[int, str]]:
+        rows = self._table.rows
         return [
             (rank, rows["cause"][rank].decode(errors="replace"))
             for rank in rows["failed"].nonzero()[0].tolist()
             if rank != self._rank
         ]
 
-    def deadlock(self) -> dict[int, str]:
-        """The call of each rank, if each waits for all others in one, and not all in the same.
+    def find_deadlock(self) -> dict[int, str]:
+        """Return the call of each rank if the ranks wait for each other in different calls.
 
-        They must have waited for `deadlocked_after` seconds when they were last heard.
+        By their last status, all ranks must have waited for `deadlocked_after` seconds.
+
+        Returns:
+            The name of each rank's call, by rank; empty if there is no deadlock.
         """
-        rows = self._sheet.rows
-        latest = min(self._clock.now(), self._sheet.heard.min()) - self.deadlocked_after
+        rows = self._table.rows
+        latest = min(self._clock.now(), self._table.bulletin_times.min()) - self.deadlocked_after
         if not (rows["waiting"].all() and (rows["since"] < latest).all()):
             return {}
-        places = self._places()
+        places = self._calls()
         return places if len(set(places.values())) > 1 else {}
 
-    def stop_after(self, step: int) -> None:
-        """Ask all ranks to stop when they have done this step."""
-        self._own["stop"] = step
-        self._be_seen()
+    def request_stop(self, step: int) -> None:
+        """Request that all ranks stop after this step."""
+        self._row["stop"] = step
+        self._wait_until_confirmed()
 
-    def asked_to_stop(self, step: int) -> bool:
-        """Whether rank 0 wants training to end with this step or an earlier one."""
-        return bool(self._sheet.rows["stop"][0] <= step)
+    def is_stop_requested(self, step: int) -> bool:
+        """Return whether rank 0 has requested a stop after this step or an earlier one."""
+        return bool(self._table.rows["stop"][0] <= step)
 
     def request_checkpoint(self, step: int) -> None:
-        """Ask all ranks to keep their state when they have done this step."""
-        self._own["keep"] = step
-        self._be_seen()
+        """Request that all ranks save their state after this step."""
+        self._row["keep"] = step
+        self._wait_until_confirmed()
 
-    def asked_to_keep(self, step: int) -> bool:
-        """Whether rank 0 wants the state after this very step to be kept."""
-        return bool(self._sheet.rows["keep"][0] == step)
+    def is_checkpoint_requested(self, step: int) -> bool:
+        """Return whether rank 0 has requested a checkpoint after exactly this step."""
+        return bool(self._table.rows["keep"][0] == step)
 
     def count(self, *numbers: int) -> None:
-        """Tell others how far this rank is: `COUNTS` numbers, whatever they mean."""
-        self._own["counts"] = numbers
+        """Publish `COUNTS` progress numbers of this rank, whose meaning the caller defines."""
+        self._row["counts"] = numbers
 
     def set_quiescent(self, time: int) -> None:
-        """Say that the counts of this rank stay, at a standstill by its number; 0: they move."""
-        self._own["stands"] = time
+        """Report that the progress numbers (counts) of this rank stay constant.
+
+        Args:
+            time: The number of the phase in which the counts stay constant, from 1; 0: the counts
+                change again.
+        """
+        self._row["stands"] = time
 
     def counts(self) -> np.ndarray:
-        """Of all ranks, (size, COUNTS); those of other hosts some tenths of a second old."""
-        found: np.ndarray = self._sheet.rows["counts"]
-        return found
+        """Return the progress numbers of all ranks, as an array of shape (size, COUNTS).
 
-    def all_stand_still(self, time: int) -> bool:
-        """Whether all ranks have said so; counts that are read after it are theirs."""
-        return bool((self._sheet.rows["stands"] == time).all())
+        The numbers of ranks on other hosts are some tenths of a second old.
+        """
+        rows: np.ndarray = self._table.rows["counts"]
+        return rows
 
-    def end_after(self, step: int) -> None:
-        """Say that training has come to its end for this rank: all go on to this step only."""
-        self._own["last"] = step
-        self._be_seen()
+    def all_quiescent(self, time: int) -> bool:
+        """Return whether all ranks are quiescent in a phase; counts read afterwards are final."""
+        return bool((self._table.rows["stands"] == time).all())
 
-    def ends_with(self, step: int) -> bool:
-        """Whether a rank has said so of this step or an earlier one."""
-        return bool((self._sheet.rows["last"] <= step).any())
+    def announce_end(self, step: int) -> None:
+        """Announce that training ends for this rank after this step, and thereby for all ranks."""
+        self._row["last"] = step
+        self._wait_until_confirmed()
 
-    def _be_seen(self) -> None:
-        """Go on when all hosts know what this rank has written: it may now enter what others leave.
+    def has_ended(self, step: int) -> bool:
+        """Return whether any rank has announced the end of its training at or before this step."""
+        return bool((self._table.rows["last"] <= step).any())
+
+    def _wait_until_confirmed(self) -> None:
+        """Wait until all hosts have received the row of this rank.
+
+        Before the confirmation, this rank must not enter a call that other ranks will skip.
 
         Raises:
-            RankFailed: one of them never will.
+            RankFailed: Another rank has failed during the wait.
         """
-        self._own["mark"] += 1
+        self._row["mark"] += 1
         if self._relay is not None:
             self._relay.wake()
-        while not self._sheet.everywhere(self._rank):
-            self.check()
+        while not self._table.is_confirmed(self._rank):
+            self.raise_failures()
             self._clock.sleep(1e-3)
 
-    def _places(self) -> dict[int, str]:
-        places = self._sheet.rows["place"].tolist()
-        return {rank: place.decode(errors="replace") for rank, place in enumerate(places)}
+    def _calls(self) -> dict[int, str]:
+        places = self._table.rows["place"].tolist()
+        return {rank: call.decode(errors="replace") for rank, call in enumerate(places)}
 
-    def ask(self) -> None:
-        """Have it written down what all ranks are doing; of other hosts it comes in a second."""
-        self._own["asks"] += 1
+    def request_snapshots(self) -> None:
+        """Request a process snapshot of every rank; other hosts answer within a second."""
+        self._row["asks"] += 1
         if self._relay is not None:
             self._relay.wake()
-        self._sheet.look(self._clock)
+        self._table.record_snapshots(self._clock)
 
-    def everyone(self, place: str) -> str:
-        """Each rank with its call, for how long it has been there, and what it was seen doing.
+    def describe_ranks(self, local_call: str) -> str:
+        """Return a text with each rank's call, the seconds in it, and the last process snapshot.
 
-        First those that are not in `place`, who keep the others waiting.
+        Ranks outside `local_call` come first, because the ranks in this call wait for them.
+
+        Args:
+            local_call: The name of the call in which this rank waits.
         """
-        now, rows = self._clock.now(), self._sheet.rows
-        told: tuple[list[str], list[str]] = [], []
-        for rank, there in self._places().items():
-            which = f", round {rows['round'][rank]}" if rows["round"][rank] else ""
-            seen = rows["look"][rank].decode(errors="replace")
-            where = "waits there too" if there == place else f"is in {there}"
-            words = f"rank {rank} {where}{which} for {now - rows['since'][rank]:.0f} s"
-            told[there == place].append(f"{words} ({seen})" if seen else words)
-        return "; ".join(told[0] + told[1])
+        now, rows = self._clock.now(), self._table.rows
+        lines: tuple[list[str], list[str]] = [], []
+        for rank, call in self._calls().items():
+            turn = f", round {rows['round'][rank]}" if rows["round"][rank] else ""
+            snapshot = rows["look"][rank].decode(errors="replace")
+            where = "waits there too" if call == local_call else f"is in {call}"
+            line = f"rank {rank} {where}{turn} for {now - rows['since'][rank]:.0f} s"
+            lines[call == local_call].append(f"{line} ({snapshot})" if snapshot else line)
+        return "; ".join(lines[0] + lines[1])
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message that was "sent" to a rank, or that this one has "got" from it."""
-        if peer < PEERS:
-            self._own[kind][0, peer] += 1
+        """Count a message to or from another rank.
 
-    def lost(self) -> str:
-        """Who has sent more to whom than has been received, as words; "" where nobody has."""
-        rows = self._sheet.rows[:PEERS]
+        Args:
+            kind: "sent" for a message to the rank, "got" for a message from it.
+            peer: The number of the other rank.
+        """
+        if peer < PEERS:
+            self._row[kind][0, peer] += 1
+
+    def describe_lost_messages(self) -> str:
+        """Return a text about pairs of ranks with lost messages; "" if there are none."""
+        rows = self._table.rows[:PEERS]
         pairs = np.argwhere(rows["sent"][:, : len(rows)] != rows["got"][:, : len(rows)].T)
-        told = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
-        return f"; sent and not received: a message {told}" if told else ""
+        routes = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
+        return f"; sent and not received: a message {routes}" if routes else ""
 
     def abandon(self) -> None:
-        """Leave the window as it is: a rank is gone, without whom it cannot be freed."""
+        """Stop using the shared window, which MPI cannot free without the dead rank."""
         if self._relay is not None:
             self._end.detach()
             self._relay.abandon()
 
     def close(self) -> None:
-        """Free the window (collective)."""
+        """Free the shared memory of the status board (collective)."""
         if self._relay is not None:
             self._end.detach()
-            # Else MPI still has a bulletin to deliver there.
+            # If a last bulletin is missing, a message is pending on this communicator, which cannot
+            # be freed.
             if all(self._host.allgather(self._relay.close(patient=True))):
                 self._between.Free()
-        del self._own, self._sheet
+        del self._row, self._table
         self._window.Free()
         self._host.Free()
 
 
-def leave_without_it() -> None:
-    """MPI's end may wait for those that are gone, for ever: this process then ends by a signal."""
+def exit_without_finalize() -> None:
+    """Set an alarm signal that ends this process if MPI_Finalize waits for dead ranks forever."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LEAVE)
+    signal.alarm(FINALIZE_TIMEOUT)

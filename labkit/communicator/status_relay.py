@@ -1,4 +1,4 @@
-"""The relay of a host: tells other hosts what its ranks write on the board, and hears theirs."""
+"""The relay of a host: a thread that exchanges status rows with other hosts."""
 
 from __future__ import annotations
 
@@ -13,54 +13,61 @@ from labkit.communicator.status_table import NEVER, StatusTable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOOK_EVERY = 0.02  # seconds between two looks for bulletins
-TELL_EVERY = 0.1  # seconds between two bulletins, where nobody waits for one
-LEAVE = 3.0  # seconds that other hosts get for their last bulletin
-PART = 1.0  # and that they get to take this one's, where nobody waits for theirs
+POLL_INTERVAL = 0.02  # seconds between two polls for bulletins
+SEND_INTERVAL = 0.1  # seconds between two bulletins to a host, if no rank waits for one
+CLOSE_TIMEOUT = 3.0  # seconds that a patient close waits for the last bulletins of other hosts
+QUICK_CLOSE_TIMEOUT = 1.0  # seconds that an impatient close has to send this host's last bulletin
 
 
 class Relay:
-    """A thread of each rank, of which that of a host's first exchanges bulletins with other hosts.
+    """A thread of each rank; on a host's first rank, it exchanges bulletins with other hosts.
 
-    A bulletin goes to each host ten times a second, and at once where a mark has risen, so that who
-    has written something knows soon that it was seen. At most one is under way in each direction:
-    over a link that is down they do not pile up.
+    A bulletin holds the status rows of one host. Each host receives a bulletin from every other
+    host ten times a second, and at once after the `mark` of a row has changed. The rank that wrote
+    the row thus soon knows that other hosts have received its status. At most one bulletin is in
+    flight per direction, so that bulletins do not pile up on a broken link.
 
-    The others stand by. Where MPI outlives the death of a rank (`mpiexec --with-ft ulfm`), the next
-    one of its host takes over, and those of other hosts turn to it.
+    The threads of the other ranks stand by. If the first rank dies under ULFM (`mpiexec --with-ft
+    ulfm`), the host's next rank takes over. The relays of other hosts then exchange bulletins with
+    this rank.
 
     Args:
-        comm: of all ranks, in the order of the sheet; used by these threads alone.
-        sheet: of this host.
-        clock: of this host.
+        comm: An mpi4py communicator of all ranks, in the order of the table's rows, for these
+            threads only.
+        table: The status table of this host.
+        clock: The clock of this host.
     """
 
-    def __init__(self, comm: MPI.Intracomm, sheet: StatusTable, clock: Clock) -> None:
-        self._comm, self._sheet, self._clock = comm, sheet, clock
+    def __init__(self, comm: MPI.Intracomm, table: StatusTable, clock: Clock) -> None:
+        self._comm, self._table, self._clock = comm, table, clock
         self._peers: list[_Peer] = []
-        self._wake, self._ends, self._patient = threading.Event(), False, False
-        self._asked, self._abandoned = 0, False
+        self._wake, self._is_closing, self._patient = threading.Event(), False, False
+        self._requests, self._abandoned = 0, False
         self._thread = threading.Thread(target=self._run, name="labkit relay", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the sheet now."""
+        """Wake the thread, which then checks the status table for changes."""
         self._wake.set()
 
     def close(self, patient: bool) -> bool:
-        """Send the last bulletins, and end; whether all others' last ones have come.
+        """Send the last bulletin to every other host, and end the thread.
 
         Args:
-            patient: wait for these, a few seconds; all hosts are at this point.
+            patient: Whether to wait up to 3 s for the last bulletins of other hosts, whose relays
+                must close at the same time.
+
+        Returns:
+            Whether the last bulletins of all other hosts have arrived.
         """
-        self._patient, self._ends = patient, True
+        self._patient, self._is_closing = patient, True
         self._wake.set()
         self._thread.join()
-        return all(peer.left for peer in self._peers)
+        return all(peer.has_ended for peer in self._peers)
 
     def abandon(self) -> None:
-        """End, without a word: a rank is gone."""
-        self._abandoned = self._ends = True
+        """End the thread after the death of a rank, without sending last bulletins."""
+        self._abandoned = self._is_closing = True
         self._wake.set()
         self._thread.join()
 
@@ -68,123 +75,125 @@ class Relay:
         try:
             if self._stand_by():
                 self._exchange()
-        except Exception as error:  # no thread's error is seen: the board tells it to all
-            told = f"its relay to other hosts: {type(error).__name__}: {error}"
-            self._sheet.fail(self._comm.rank, told)
+        except Exception as error:  # written to the status table
+            cause = f"its relay to other hosts: {type(error).__name__}: {error}"
+            self._table.fail(self._comm.rank, cause)
 
     def _stand_by(self) -> bool:
-        """Wait for the turn of this rank: all before it on its host have died; whether it came."""
+        """Wait until all earlier ranks of this host have died; return False if the relay ends."""
         from mpi4py import MPI
 
-        for rank in self._sheet.own[: self._sheet.own.index(self._comm.rank)]:
+        for rank in self._table.local_ranks[: self._table.local_ranks.index(self._comm.rank)]:
             try:
-                watched = self._comm.Irecv(bytearray(1), rank)  # to which nothing ever comes
-                while not watched.Test():
-                    if self._ends:
-                        watched.Cancel()
+                # No message comes; the receive fails if the rank dies.
+                sentinel = self._comm.Irecv(bytearray(1), rank)
+                while not sentinel.Test():
+                    if self._is_closing:
+                        sentinel.Cancel()
                         return False
-                    self._wake.wait(TELL_EVERY)
+                    self._wake.wait(SEND_INTERVAL)
                     self._wake.clear()
             except MPI.Exception as error:
-                _only_death(error)
-                self._sheet.die(rank)
+                _raise_unless_death(error)
+                self._table.die(rank)
         return True
 
     def _exchange(self) -> None:
-        others = [n for n in range(len(self._sheet.hosts)) if n != self._sheet.here]
+        others = [n for n in range(len(self._table.hosts)) if n != self._table.host_index]
         try:
-            self._peers = [_Peer(self._comm, n, self._sheet) for n in others]
-            while not self._ends:
-                self._meet()
-                # While a rank waits for it to be seen, look at once for who says so.
-                self._wake.wait(LOOK_EVERY if self._sheet.everywhere() else 1e-3)
+            self._peers = [_Peer(self._comm, n, self._table) for n in others]
+            while not self._is_closing:
+                self._exchange_bulletins()
+                # Poll faster while a rank waits until other hosts confirm its row.
+                self._wake.wait(POLL_INTERVAL if self._table.is_confirmed() else 1e-3)
                 self._wake.clear()
             if not self._abandoned:
-                self._leave()
+                self._exchange_last()
         finally:
-            self._sheet.seen[...] = NEVER  # nobody waits for what does not come any more
+            self._table.confirmed[...] = NEVER  # ends the ranks' waits for confirmations
 
-    def _meet(self, last: bool = False) -> bool:
+    def _exchange_bulletins(self, last: bool = False) -> bool:
         now = self._clock.now()
-        gone = [peer.meet(now, last) for peer in self._peers]
-        self._sheet.turned[...] = now
-        if (asked := int(self._sheet.rows["asks"].sum())) != self._asked:
-            self._asked = asked
-            self._sheet.look(self._clock)
-        return all(gone)
+        done = [peer.exchange(now, last) for peer in self._peers]
+        self._table.poll_time[...] = now
+        if (requests := int(self._table.rows["asks"].sum())) != self._requests:
+            self._requests = requests
+            self._table.record_snapshots(self._clock)
+        return all(done)
 
-    def _leave(self) -> None:
-        limit = self._clock.now() + (LEAVE if self._patient else PART)
+    def _exchange_last(self) -> None:
+        limit = self._clock.now() + (CLOSE_TIMEOUT if self._patient else QUICK_CLOSE_TIMEOUT)
         while self._clock.now() < limit:
-            if self._meet(last=True) and (
-                not self._patient or all(peer.left for peer in self._peers)
+            if self._exchange_bulletins(last=True) and (
+                not self._patient or all(peer.has_ended for peer in self._peers)
             ):
                 break
             self._clock.sleep(1e-3)
         for peer in self._peers:
-            peer.forget()
+            peer.cancel()
 
 
 class _Peer:
-    """The relay of another host, as this one sees it."""
+    """The connection from this host's relay to the relay of another host."""
 
-    def __init__(self, comm: MPI.Intracomm, number: int, sheet: StatusTable) -> None:
+    def __init__(self, comm: MPI.Intracomm, number: int, table: StatusTable) -> None:
         from mpi4py import MPI
 
-        self._comm, self._number, self._sheet = comm, number, sheet
-        self._ranks = [*sheet.hosts[number].ranks]  # the first of them relays
-        self._in, self._out = sheet.blank(number), sheet.blank(sheet.here)
-        self._coming = self._sent = MPI.REQUEST_NULL
-        self._told_at, self._said = -np.inf, False  # the last bulletin
-        self.left = False
+        self._comm, self._number, self._table = comm, number, table
+        self._ranks = [*table.hosts[number].ranks]  # the first living rank runs the relay
+        self._in, self._out = table.blank(number), table.blank(table.host_index)
+        self._incoming = self._sent = MPI.REQUEST_NULL
+        # The time of the last send, and whether this host's last bulletin has been sent.
+        self._sent_at, self._sent_last = -np.inf, False
+        self.has_ended = False
 
-    def meet(self, now: float, last: bool) -> bool:
-        """Take what has come, and tell what is due; whether the last bulletin is on its way."""
+    def exchange(self, now: float, last: bool) -> bool:
+        """Receive and send bulletins; return whether the last bulletin has been sent completely."""
         from mpi4py import MPI
 
         try:
-            self._hear(now)
-            return self._tell(now, last)
+            self._receive(now)
+            return self._send(now, last)
         except MPI.Exception as error:
-            _only_death(error)
-            self._coming = self._sent = MPI.REQUEST_NULL
-            if not self.left:
-                self._sheet.die(self._ranks.pop(0))
-                self.left = not self._ranks  # nobody of it is there any more
-            if self.left:
-                self._sheet.leave(self._number)
-            self._said = self.left
-            return self._said
+            _raise_unless_death(error)
+            self._incoming = self._sent = MPI.REQUEST_NULL
+            if not self.has_ended:
+                self._table.die(self._ranks.pop(0))
+                self.has_ended = not self._ranks  # all ranks of the host are dead
+            if self.has_ended:
+                self._table.leave(self._number)
+            self._sent_last = self.has_ended
+            return self._sent_last
 
-    def _hear(self, now: float) -> None:
-        while not self.left:
-            if not self._coming:
+    def _receive(self, now: float) -> None:
+        while not self.has_ended:
+            if not self._incoming:
                 whole = self._in.reshape(1).view(np.uint8)
-                self._coming = self._comm.Irecv(whole, self._ranks[0])
-            if not self._coming.Test():
+                self._incoming = self._comm.Irecv(whole, self._ranks[0])
+            if not self._incoming.Test():
                 return
-            self.left = self._sheet.read(self._number, self._in, now)
+            self.has_ended = self._table.read(self._number, self._in, now)
 
-    def _tell(self, now: float, last: bool) -> bool:
+    def _send(self, now: float, last: bool) -> bool:
         if not self._sent.Test():
             return False
-        if self._said:
+        if self._sent_last:
             return True
-        news = np.any(self._out["seen"] != self._sheet.rows["mark"])
-        if last or news or now - self._told_at >= TELL_EVERY:
-            self._sheet.write(self._out, now, last)
+        news = np.any(self._out["seen"] != self._table.rows["mark"])
+        if last or news or now - self._sent_at >= SEND_INTERVAL:
+            self._table.write(self._out, now, last)
             self._sent = self._comm.Isend(self._out.reshape(1).view(np.uint8), self._ranks[0])
-            self._told_at, self._said = now, last
+            self._sent_at, self._sent_last = now, last
         return False
 
-    def forget(self) -> None:
-        """Let go of bulletins that have not come."""
-        if self._coming:
-            self._coming.Cancel()
+    def cancel(self) -> None:
+        """Cancel the pending receive of a bulletin."""
+        if self._incoming:
+            self._incoming.Cancel()
 
 
-def _only_death(error: MPI.Exception) -> None:
-    """Raise it again, unless it says that a process has ended."""
+def _raise_unless_death(error: MPI.Exception) -> None:
+    """Raise an MPI error again, unless the error reports the death of a process."""
     from mpi4py import MPI
 
     if error.Get_error_class() != MPI.ERR_PROC_FAILED:

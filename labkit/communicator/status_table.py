@@ -1,7 +1,7 @@
-"""What is known of all ranks: a table in memory that the ranks of a host share.
+"""The status table: one row for each rank, in memory that the ranks of a host share.
 
-Every host has one. Each rank writes its own row; the rows of other hosts' ranks come in bulletins,
-of which each holds all rows of a host.
+Every host has one table. Each rank writes its own row. The rows of other hosts arrive in bulletins;
+a bulletin holds all rows of one host.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ import numpy as np
 
 from labkit.communicator.clock import Clock
 
-PLACE = 120  # bytes for the name of a call
-LOOK = 160  # bytes for what a process was seen doing
-CAUSE = 352  # bytes for the reason of a failure
-ENDED = "its process has ended"  # the cause of a rank that could not say one
-PEERS = 64  # ranks, of whose messages counts are kept where these have checksums
-COUNTS = 5  # numbers that a rank may tell of itself
+PLACE = 120  # maximum bytes of a call's name
+LOOK = 160  # maximum bytes of a process snapshot
+CAUSE = 352  # maximum bytes of a failure's cause
+ENDED = "its process has ended"  # the cause of a rank that died without a report
+PEERS = 64  # maximum number of ranks whose messages are counted, if they carry checksums
+COUNTS = 5  # the number of progress numbers of each rank
 NEVER = np.iinfo(np.int64).max
 
-# Silence means that no bulletin has come for so long, while this host's relay was there to take it.
-# Bulletins are sent by a thread, ten a second: neither Python that computes (it lets threads in
-# every 5 ms) nor a rank that waits, traces or stands in a debugger holds them up; a call that keeps
-# the interpreter's lock for longer than this would. A link that was down for 5 s is heard again
-# after 6 to 8 s: TCP sends again after 0.2, 0.4, 0.8 … s. A bulletin stands in line behind what
-# Open MPI has in hand for that host: where one message takes a slow link longer than this, only
-# OMPI_MCA_btl_tcp_flags=send,inplace, which cuts messages up, lets bulletins in between.
-# How long that is, `Limits.silent` says.
+# A host counts as silent if this host's relay polled for `Limits.silent` seconds without a bulletin
+# from it. A thread sends ten bulletins per second. Computing Python code lets other threads run
+# every 5 ms, and neither waits, traces nor debuggers delay bulletins. Only a call that holds
+# Python's global lock for longer than the limit delays them. After an outage of 5 s, a link
+# delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4, 0.8 … s. A bulletin queues
+# behind earlier messages of Open MPI to that host. If one message occupies a slow link for longer
+# than the limit, only OMPI_MCA_btl_tcp_flags=send,inplace helps, because this option splits
+# messages.
 
-# In the order in which a row is written: who sees `failed` or `waiting` sees what belongs to it.
+# The fields are written in this order. A reader that sees `failed` or `waiting` set therefore also
+# sees the new values of all earlier fields.
 ROW = np.dtype(
     [
         ("place", f"S{PLACE}"),
         ("cause", f"S{CAUSE}"),
-        ("look", f"S{LOOK}"),  # what its process was seen doing, from outside
-        ("since", "f8"),  # by the clock of the host whose table it is in
-        ("stop", "i8"),
-        ("last", "i8"),
-        ("keep", "i8"),
-        ("sent", "u4", (PEERS,)),  # messages, by rank
-        ("got", "u4", (PEERS,)),
-        ("counts", "i8", (COUNTS,)),  # of what it has behind it, the caller's
-        ("stands", "i8"),  # still, at the standstill of this number; 0: it moves
-        ("mark", "i8"),  # rises with whatever other hosts must have seen
+        ("look", f"S{LOOK}"),  # the last snapshot of the process
+        ("since", "f8"),  # start time of the call, on the clock of this table's host
+        ("stop", "i8"),  # the step after which rank 0 requests a stop
+        ("last", "i8"),  # the step at which training ends for the rank
+        ("keep", "i8"),  # the step after which rank 0 requests a checkpoint
+        ("sent", "u4", (PEERS,)),  # number of messages sent to each rank
+        ("got", "u4", (PEERS,)),  # number of messages received from each rank
+        ("counts", "i8", (COUNTS,)),  # progress numbers, see `StatusBoard.count`
+        ("stands", "i8"),  # number of the phase in which the counts stay constant; 0: none
+        ("mark", "i8"),  # counts the writes that other hosts must confirm
         ("pid", "i4"),
-        ("round", "i4"),  # of a schedule, from 1
-        ("asks", "i4"),  # rises whenever it wants to know what all are doing
+        ("round", "i4"),  # the round of a schedule, from 1
+        ("asks", "i4"),  # counts the rank's requests for process snapshots
         ("failed", "u1"),
         ("waiting", "u1"),
     ],
@@ -57,116 +58,131 @@ ROW = np.dtype(
 
 
 class HostRanks(NamedTuple):
-    """The ranks that share memory, and the name of where they do."""
+    """One host: the numbers of its ranks, and its name."""
 
     ranks: tuple[int, ...]
     name: str
 
 
 class StatusTable:
-    """The table of one host.
+    """The status table of one host.
 
     Args:
-        memory: `nbytes` of them, which the ranks of this host share.
-        hosts: all of them.
-        here: the number of this one.
+        memory: Memory of `nbytes` bytes that the ranks of this host share.
+        hosts: The ranks and names of all hosts.
+        host_index: The index in `hosts` of the host that this table belongs to.
 
     Attributes:
-        rows: one a rank.
-        seen: by host and rank, the mark of the row that this host says it has.
-        heard: by host, when its last bulletin came; for ever, once that was the last.
-        turned: when this host's relay has last looked for bulletins.
-        own: the ranks of this host.
+        rows: The status rows of all ranks, in rank order.
+        confirmed: For each (host, rank), the `mark` of the rank's row that the host has received
+            last.
+        bulletin_times: The arrival time of each host's latest bulletin; infinite if the host sends
+            no more bulletins.
+        poll_time: The time when this host's relay last polled for bulletins.
+        local_ranks: The ranks of this host.
     """
 
-    def __init__(self, memory: Any, hosts: Sequence[HostRanks], here: int) -> None:
-        self.hosts, self.here = hosts, here
-        whole = np.ndarray((), _whole(hosts), memory)
-        self.rows, self.seen, self.heard = whole["rows"], whole["seen"], whole["heard"]
-        self.turned = whole["turned"]
-        self.own = list(hosts[here].ranks)
-        self._bulletins = [_bulletin(host, len(self.rows)) for host in hosts]
+    def __init__(self, memory: Any, hosts: Sequence[HostRanks], host_index: int) -> None:
+        self.hosts, self.host_index = hosts, host_index
+        whole = np.ndarray((), _table_dtype(hosts), memory)
+        self.rows, self.confirmed, self.bulletin_times = (
+            whole["rows"],
+            whole["seen"],
+            whole["heard"],
+        )
+        self.poll_time = whole["turned"]
+        self.local_ranks = list(hosts[host_index].ranks)
+        self._bulletins = [_bulletin_dtype(host, len(self.rows)) for host in hosts]
 
     @staticmethod
     def nbytes(hosts: Sequence[HostRanks]) -> int:
-        """The memory that it takes."""
-        return _whole(hosts).itemsize
+        """Return the size of the status table in bytes."""
+        return _table_dtype(hosts).itemsize
 
     def clear(self, now: float) -> None:
-        """Begin: nobody waits, has failed or wants to stop."""
+        """Initialize the table: no rank waits, has failed or requests a stop."""
         self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, *(0,) * 10)
-        self.seen[...], self.heard[...], self.turned[...] = 0, now, now
-        self.seen[self.here], self.heard[self.here] = NEVER, math.inf
+        self.confirmed[...], self.bulletin_times[...], self.poll_time[...] = 0, now, now
+        self.confirmed[self.host_index], self.bulletin_times[self.host_index] = NEVER, math.inf
 
     def blank(self, host: int) -> np.ndarray:
-        """A bulletin of a host, to be filled."""
+        """Return an empty bulletin for the rows of a host."""
         return np.zeros((), self._bulletins[host])
 
     def fail(self, rank: int, cause: str) -> None:
-        """Write down why a rank has failed."""
+        """Record in a rank's row that the rank has failed, and the cause."""
         row = self.rows[rank : rank + 1]
         row["cause"] = cause.encode()[:CAUSE]
         row["failed"] = 1
         row["mark"] += 1
 
     def die(self, rank: int) -> None:
-        """Write down that the process of a rank has ended, unless it said itself why it fails."""
+        """Record that the process of a rank has ended, unless the rank reported a failure."""
         if not self.rows["failed"][rank]:
             self.fail(rank, ENDED)
 
     def leave(self, host: int) -> None:
-        """Wait no more for what another host says."""
-        self.seen[host], self.heard[host] = NEVER, math.inf
+        """Record that no more bulletins will come from another host."""
+        self.confirmed[host], self.bulletin_times[host] = NEVER, math.inf
 
-    def look(self, clock: Clock) -> None:
-        """Write down what the ranks of this host are doing, seen from outside."""
-        from labkit.communicator.process_inspector import look
+    def record_snapshots(self, clock: Clock) -> None:
+        """Write a process snapshot of each rank of this host into the rank's row."""
+        from labkit.communicator.process_inspector import inspect_processes
 
-        process_snapshots = look(self.rows["pid"][self.own].tolist(), clock)
-        for rank, process_snapshot in zip(self.own, process_snapshots, strict=True):
+        process_snapshots = inspect_processes(self.rows["pid"][self.local_ranks].tolist(), clock)
+        for rank, process_snapshot in zip(self.local_ranks, process_snapshots, strict=True):
             self.rows["look"][rank] = str(process_snapshot).encode()[:LOOK]
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
-        """Fill a bulletin of this host."""
-        # A rank may write meanwhile. What its mark promises is there, and the counts with which it
-        # stands still, for these were read before; a call that it has just come to or from is not
-        # said to be waited in.
-        before = self.rows[self.own]
-        rows = self.rows[self.own]
+        """Fill a bulletin with the rows of this host."""
+        # A rank may write its row during the copy. The bulletin takes `mark` and `stands` from an
+        # earlier read, so that its other fields are at least as new as these two. If the rank has
+        # changed its call between the reads, the bulletin does not report a wait.
+        before = self.rows[self.local_ranks]
+        rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
-        same = self.rows["since"][self.own] == before["since"]
-        rows["waiting"] &= same & self.rows["waiting"][self.own].astype(bool)
+        same = self.rows["since"][self.local_ranks] == before["since"]
+        rows["waiting"] &= same & self.rows["waiting"][self.local_ranks].astype(bool)
         bulletin["rows"], bulletin["seen"] = rows, self.rows["mark"]
-        bulletin["seen"][self.own] = before["mark"]
+        bulletin["seen"][self.local_ranks] = before["mark"]
         bulletin["now"], bulletin["last"] = now, last
 
     def read(self, host: int, bulletin: np.ndarray, now: float) -> bool:
-        """Take over what a bulletin of another host says; whether it was its last."""
+        """Copy the rows of another host's bulletin; return whether it was the host's last one."""
         ranks, rows = list(self.hosts[host].ranks), bulletin["rows"]
         self.rows["waiting"][ranks] = 0
         for name in ROW.names or ():
-            # Clocks of two hosts have nothing in common but their rate.
+            # Clocks of two hosts run at the same rate, but start at different times.
             shift = now - bulletin["now"] if name == "since" else 0
             self.rows[name][ranks] = rows[name] + shift if shift else rows[name]
-        self.seen[host], self.heard[host] = bulletin["seen"], now
+        self.confirmed[host], self.bulletin_times[host] = bulletin["seen"], now
         if bulletin["last"]:
             self.leave(host)
         return bool(bulletin["last"])
 
-    def everywhere(self, rank: int | None = None) -> bool:
-        """Whether every host has a rank's row as it is now, or those of all ranks of this host."""
-        ranks = self.own if rank is None else [rank]
-        return bool(np.all(self.seen[:, ranks] >= self.rows["mark"][ranks]))
+    def is_confirmed(self, rank: int | None = None) -> bool:
+        """Return whether every host has confirmed the current row of a rank.
 
-    def silent(self, limit: float) -> tuple[HostRanks, float] | None:
-        """A host that has not been heard for longer than a limit, and the seconds."""
-        # By when this host has looked: one that was held up itself has nothing to say of others.
-        number = int(np.argmin(self.heard))
-        seconds = float(self.turned - self.heard[number])
+        Args:
+            rank: The number of the rank; None: check the rows of all ranks of this host.
+        """
+        ranks = self.local_ranks if rank is None else [rank]
+        return bool(np.all(self.confirmed[:, ranks] >= self.rows["mark"][ranks]))
+
+    def silent_host(self, limit: float) -> tuple[HostRanks, float] | None:
+        """Return a host without a bulletin for longer than a limit, and the seconds since the last.
+
+        Args:
+            limit: Seconds without a bulletin after which a host counts as silent.
+        """
+        # Silence is measured up to this relay's last poll, because a delayed relay would see every
+        # host as silent.
+        number = int(np.argmin(self.bulletin_times))
+        seconds = float(self.poll_time - self.bulletin_times[number])
         return (self.hosts[number], seconds) if seconds > limit else None
 
 
-def _whole(hosts: Sequence[HostRanks]) -> np.dtype[Any]:
+def _table_dtype(hosts: Sequence[HostRanks]) -> np.dtype[Any]:
     count, size = len(hosts), sum(len(host.ranks) for host in hosts)
     return np.dtype(
         [
@@ -178,12 +194,12 @@ def _whole(hosts: Sequence[HostRanks]) -> np.dtype[Any]:
     )
 
 
-def _bulletin(host: HostRanks, size: int) -> np.dtype[Any]:
+def _bulletin_dtype(host: HostRanks, size: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("rows", ROW, (len(host.ranks),)),
-            ("seen", "i8", (size,)),  # the marks of all ranks in the sender's table
-            ("now", "f8"),  # by the sender's clock
+            ("seen", "i8", (size,)),  # the `mark` of each rank in the sender's table
+            ("now", "f8"),  # time of the bulletin on the sender's clock
             ("last", "i8"),
         ]
     )

@@ -7,14 +7,20 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Traffic:
-    """What one rank has handed over and how long it took; only ever grows.
+    """The messages, bytes and seconds of one rank's communication; all counts only grow.
 
-    `payload_bytes` is what the rank handed to collectives and sends, `wire_bytes` what left it
-    over links; of these `link_bytes` left its host. What a library sends counts with the least
-    that any way of sending must. `wait_seconds` is spent until the other ranks had arrived,
-    `transfer_seconds` on moving and adding the data after that. By `aside_seconds` the rank has
-    seen steps last longer than who took them elsewhere, with asking and counting; they are no part
-    of a step.
+    For collectives of the MPI library, `wire_bytes` and `link_bytes` count the least bytes that any
+    algorithm must send.
+
+    Attributes:
+        messages: The number of messages sent.
+        payload_bytes: Total bytes of the buffers passed to collectives and sends.
+        wire_bytes: Bytes that this rank sent to other ranks.
+        link_bytes: Bytes of `wire_bytes` that left the rank's host.
+        wait_seconds: Seconds in which this rank waited for other ranks to reach a call.
+        transfer_seconds: Seconds of moving and adding data after all ranks arrived.
+        aside_seconds: Seconds of requests and bookkeeping for work that another process runs; steps
+            do not include these seconds.
     """
 
     messages: int = 0
@@ -26,11 +32,11 @@ class Traffic:
     aside_seconds: float = 0.0
 
     def copy(self) -> Traffic:
-        """The counts as they stand now."""
+        """Return a copy of this meter with its current counts."""
         return Traffic(*(getattr(self, field.name) for field in fields(self)))
 
     def since(self, earlier: Traffic) -> Traffic:
-        """What has come on top of an earlier copy."""
+        """Return the counts since an earlier copy of this meter."""
         return Traffic(
             *(getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self))
         )

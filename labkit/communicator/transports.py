@@ -1,4 +1,4 @@
-"""How letters travel between ranks, by name."""
+"""Transports of messages (letters) between ranks, by name."""
 
 from __future__ import annotations
 
@@ -6,39 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from labkit.common.nearest import refuse_unknown
-from labkit.communicator.eager import Slots
+from labkit.communicator.eager import EagerMailbox
 from labkit.communicator.mailbox import Mailbox, Route
 
 if TYPE_CHECKING:
     from labkit.communicator.communicator import Communicator
 
 Transport: TypeAlias = Literal["two_sided", "one_sided", "one_sided_dynamic"]
-Carrier: TypeAlias = Mailbox | Slots
+AnyMailbox: TypeAlias = Mailbox | EagerMailbox
 
-# Each makes what carries letters, of the communicator, bytes by route, and the rank of each number.
-TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], Carrier]] = {
+# Each function opens a mailbox. Its arguments are the communicator, the bytes of each route, and
+# the rank of each endpoint.
+TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], AnyMailbox]] = {
     "two_sided": lambda communicator, routes, hosts: communicator.mailbox(hosts),
-    "one_sided": lambda communicator, routes, hosts: communicator.slots(routes, hosts),
-    "one_sided_dynamic": lambda communicator, routes, hosts: communicator.parcels(routes, hosts),
+    "one_sided": lambda communicator, routes, hosts: communicator.eager_mailbox(routes, hosts),
+    "one_sided_dynamic": lambda communicator, routes, hosts: communicator.rendezvous_mailbox(
+        routes, hosts
+    ),
 }
 
 
-def carrier(
+def open_mailbox(
     transport: str,
     communicator: Communicator,
     routes: Mapping[Route, int],
     hosts: Sequence[int] | None = None,
-) -> Carrier:
-    """What carries letters (collective).
+) -> AnyMailbox:
+    """Return a mailbox that uses the given transport (collective).
 
     Args:
-        transport: a name of `TRANSPORTS`.
-        communicator: of the ranks.
-        routes: bytes of the longest values, by the numbers of who sends and who reads.
-        hosts: the rank of each who sends or reads, by number; None: ranks themselves do.
+        transport: The name of a transport in `TRANSPORTS`.
+        communicator: The Communicator of the ranks that exchange messages.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
+        hosts: The rank of each endpoint, by endpoint number; default: each rank is one endpoint.
 
     Raises:
-        InvalidInput: the name is not known.
+        InvalidInput: The transport is unknown.
     """
     refuse_unknown("transport", [transport], TRANSPORTS)
     return TRANSPORTS[transport](communicator, routes, hosts or range(communicator.size))

@@ -1,7 +1,8 @@
-"""Deaths of ranks, where MPI outlives them (ULFM): how they are noticed, and who is gone.
+"""Detection of dead ranks with MPI's User-Level Failure Mitigation (ULFM).
 
-Source: W. Bland, A. Bouteiller, T. Herault, G. Bosilca, J. Dongarra: Post-failure recovery of MPI
-communication capability, 2013, International Journal of High Performance Computing Applications 27.
+Source: W. Bland, A. Bouteiller, T. Herault, G. Bosilca, J. Dongarra: Post-failure recovery of
+MPI communication capability, 2013, International Journal of High Performance Computing
+Applications 27.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from labkit.communicator.clock import Clock
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NOBODYS = 1 << 30  # a tag without messages: of one that is there MPI says only that it is
-NAMED = 1.0  # seconds that the library gets to say who is gone, where it seems that somebody is
+UNUSED_TAG = 1 << 30  # no message has this tag, so that a probe for it checks for failures
+NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI names the rank
 
 
 class FailureGuard:
-    """A context that asks, whenever MPI raises in it, whether a death is the reason.
+    """A context manager that checks for dead ranks if MPI raises an error inside its block.
 
     Args:
-        ask: raises `RankDied` if one is.
-        clock: by which it waits for an answer.
+        check: A function that raises `RankDied` if a rank is dead.
+        clock: The clock for the waits between repeated checks.
     """
 
-    def __init__(self, ask: Callable[[], None], clock: Clock) -> None:
-        self._ask, self._clock = ask, clock
+    def __init__(self, check: Callable[[], None], clock: Clock) -> None:
+        self._check, self._clock = check, clock
 
     def __enter__(self) -> None:
         pass
@@ -37,24 +38,28 @@ class FailureGuard:
         if kind is not None:
             from mpi4py import MPI
 
-            end = self._clock.now() + NAMED
-            # A message from who is gone may fail before the library knows of the death.
+            end = self._clock.now() + NAMING_TIMEOUT
+            # A receive from a dead rank may fail before MPI reports the death, so that the check is
+            # repeated.
             while issubclass(kind, MPI.Exception) and outlives() and self._clock.now() < end:
-                self._ask()
+                self._check()
                 self._clock.sleep(1e-3)
 
 
 def outlives() -> bool:
-    """Whether ranks were started so that MPI outlives the death of some."""
-    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - its own spelling
+    """Return whether MPI was started with ULFM, so that ranks survive the death of other ranks."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's spelling
 
 
 def is_broken(comm: MPI.Intracomm) -> bool:
-    """Whether a rank of it is gone, or one that lives has noticed that; the library gets a turn."""
+    """Return whether a rank of the communicator is dead, or a survivor has revoked it.
+
+    The probe that finds this out also lets the MPI library make progress.
+    """
     from mpi4py import MPI
 
     try:
-        comm.Iprobe(MPI.ANY_SOURCE, NOBODYS)
+        comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
     except MPI.Exception as error:
         if error.Get_error_class() in (
             MPI.ERR_PROC_FAILED,
@@ -66,24 +71,24 @@ def is_broken(comm: MPI.Intracomm) -> bool:
     return False
 
 
-def gone(comm: MPI.Intracomm, clock: Clock) -> list[int]:
-    """The ranks of a broken communicator that this rank knows to be gone."""
+def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
+    """Return the dead ranks of a broken communicator, as far as this rank knows them."""
     from mpi4py import MPI
 
-    end = clock.now() + NAMED
+    end = clock.now() + NAMING_TIMEOUT
     while True:
         failed = comm.Get_failed()
         if failed.size or clock.now() > end:
             return MPI.Group.Translate_ranks(failed, None, comm.group)
-        MPI.COMM_SELF.Iprobe()  # a turn for the library, which a broken one would not give
+        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; a probe on `comm` would raise
         clock.sleep(1e-3)
 
 
-def all_are(comm: MPI.Intracomm, fine: bool) -> bool:
-    """Whether all of its ranks live and say that all is fine; all are told the same."""
+def agree_all(comm: MPI.Intracomm, succeeded: bool) -> bool:
+    """Return whether all ranks live and report success; all ranks get the same answer."""
     from mpi4py import MPI
 
     try:
-        return bool(comm.Agree(int(fine)))
+        return bool(comm.Agree(int(succeeded)))
     except MPI.Exception:
         return False

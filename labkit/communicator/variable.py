@@ -1,4 +1,4 @@
-"""Schedules over values whose size the receiver does not know: payloads, sparse sums."""
+"""Execution of schedules over values of unknown size, such as payloads and sparse sums."""
 
 from __future__ import annotations
 
@@ -9,49 +9,64 @@ import numpy as np
 
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
-from labkit.communicator.wire import Rules, Seal, Wire
+from labkit.communicator.wire import MessageRules, MpiWire, Seal
 from labkit.schedules import Round
 
 Value = TypeVar("Value")
 
 
-class Kind(Protocol[Value]):
-    """How values of one kind are added, and what they are as bytes."""
+class ValueKind(Protocol[Value]):
+    """The addition and serialization of one kind of values."""
 
     def add(self, values: Sequence[Value]) -> Value:
-        """The sum, in this order."""
+        """Return the sum of the values, added in the given order."""
 
     def to_bytes(self, values: Sequence[Value]) -> np.ndarray:
-        """What a message that carries these values holds, uint8."""
+        """Serialize the values into one message, uint8."""
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Value]:
-        """The values in a message, of `count` chunks from `first` on."""
+        """Return the values in a message, one for each of `count` chunks from number `first` on."""
 
 
-class Courier:
-    """Carries out a schedule on this rank's chunks, one value a chunk.
+class VariableSizeExecutor:
+    """An executor of this rank's messages in schedules, with one value of any size per chunk.
 
-    A header goes before each message, with its length; it belongs to the transport and is not
-    metered, as with MPI's own.
+    A header with the message's length precedes each message. The traffic meter ignores these
+    headers, like the headers of MPI.
 
     Args:
-        patience: how this rank waits; its communicator carries the messages, its meter counts them.
-        emulation: the network to emulate, or None.
-        rules: what holds for all messages.
+        wait_policy: The wait policy of this rank, with its communicator and traffic meter.
+        emulation: The emulated network; None: the real network.
+        rules: Checksum and fault-injection rules of all messages.
     """
 
     def __init__(
-        self, patience: WaitPolicy, emulation: Emulation | None, rules: Rules | None = None
+        self,
+        wait_policy: WaitPolicy,
+        emulation: Emulation | None,
+        rules: MessageRules | None = None,
     ) -> None:
-        self._wire = Wire(patience.comm, rules, patience)
-        self._comm, self._rank, self._emulation = patience.comm, patience.rank, emulation
-        self._patience, self._traffic, self._wait = patience, patience.traffic, patience.complete
-        self._sleep_until = patience.sleep_until
+        self._wire = MpiWire(wait_policy.comm, rules, wait_policy)
+        self._comm, self._rank, self._emulation = wait_policy.comm, wait_policy.rank, emulation
+        self._wait_policy, self._traffic, self._wait = (
+            wait_policy,
+            wait_policy.traffic,
+            wait_policy.wait_all,
+        )
+        self._sleep_until = wait_policy.sleep_until
 
-    def run(self, rounds: Sequence[Round], chunks: list[Value], kind: Kind[Value]) -> list[Value]:
-        """The chunks after the last round."""
-        for each in rounds:
-            sends, receives = each.sent_by(self._rank).rows(), each.received_by(self._rank).rows()
+    def run(
+        self, rounds: Sequence[Round], chunks: list[Value], kind: ValueKind[Value]
+    ) -> list[Value]:
+        """Run the rounds of a schedule, and return the chunks after the last round.
+
+        Args:
+            rounds: The rounds of the schedule.
+            chunks: The initial values of this rank, one per chunk.
+            kind: The object that adds and serializes values of this kind.
+        """
+        for step in rounds:
+            sends, receives = step.sent_by(self._rank).rows(), step.received_by(self._rank).rows()
             if not sends and not receives:
                 continue
             outgoing = [
@@ -59,14 +74,14 @@ class Courier:
                 for _, destination, chunk, span, _ in sends
             ]
             incoming = self._exchange(outgoing, [row[0] for row in receives])
-            chunks = _received(chunks, receives, incoming, kind, self._rank)
+            chunks = _merge_received(chunks, receives, incoming, kind, self._rank)
         return chunks
 
     def _exchange(
         self, outgoing: list[tuple[int, np.ndarray]], sources: list[int]
     ) -> list[np.ndarray]:
-        """All messages of a round; back when those for this rank are delivered."""
-        headers, tag = [np.zeros(2) for _ in sources], self._patience.tag
+        """Send and receive all messages of a round, and return after their delivery."""
+        headers, tag = [np.zeros(2) for _ in sources], self._wait_policy.tag
         requests = [
             self._comm.Irecv(h, source, tag) for h, source in zip(headers, sources, strict=True)
         ]
@@ -75,11 +90,11 @@ class Courier:
             ticket = 0.0
             if self._emulation:
                 ticket = self._emulation.depart(destination, data.nbytes, turn)
-                for moment in self._emulation.holds(ticket):
+                for moment in self._emulation.send_moments(ticket):
                     self._sleep_until(moment)
             header = np.array([ticket, float(data.nbytes)])
             requests.append(self._comm.Isend(header, destination, tag))
-            self._patience.count_to(destination, data.nbytes)
+            self._wait_policy.count_to(destination, data.nbytes)
         self._wait(requests)
         incoming = [np.zeros(int(header[1]), np.uint8) for header in headers]
         seals: list[Seal] = []
@@ -100,24 +115,24 @@ class Courier:
         return incoming
 
 
-def _received(
+def _merge_received(
     chunks: list[Value],
     receives: list[tuple[int, int, int, int, bool]],
     incoming: list[np.ndarray],
-    kind: Kind[Value],
+    kind: ValueKind[Value],
     rank: int,
 ) -> list[Value]:
-    """The chunks after a round: replaced, or added in order of rank, the own value included."""
+    """Return the chunks after a round: received values replace them, or are added in rank order."""
     after = list(chunks)
     contributions: dict[int, list[tuple[int, Value]]] = {}
     for (source, _, chunk, span, reduce), data in zip(receives, incoming, strict=True):
         for number, value in enumerate(kind.from_bytes(data, chunk, span), start=chunk):
             if reduce:
-                found = contributions.setdefault(number, [(rank, chunks[number])])
-                found.append((source, value))
+                terms = contributions.setdefault(number, [(rank, chunks[number])])
+                terms.append((source, value))
             else:
                 after[number] = value
-    for number, found in contributions.items():
-        ordered = sorted(found, key=lambda pair: pair[0])
+    for number, terms in contributions.items():
+        ordered = sorted(terms, key=lambda pair: pair[0])
         after[number] = kind.add([value for _, value in ordered])
     return after

@@ -1,4 +1,4 @@
-"""How a rank waits: never silently, and without taking the core of who computes."""
+"""The wait policy of a rank: a waiting rank detects failures and yields its core to other ranks."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from labkit.common.timeouts import Limits
 from labkit.communicator.clock import Clock
 from labkit.communicator.status_board import Mismatch, StatusBoard, WaitTooLong
 from labkit.communicator.traffic import Traffic
-from labkit.communicator.ulfm import FailureGuard, gone, is_broken, outlives
+from labkit.communicator.ulfm import FailureGuard, dead_ranks, is_broken, outlives
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-NAP, LONGEST_NAP = 20e-6, 1e-3  # seconds
-SHARE = 0.01  # of what has been waited: a nap of a long wait
-LATE = 300e-6  # seconds by which a sleep may last too long
-SPINS = 250  # polls before the first nap; about 0.3 ms
-_CHECK_EVERY = 16  # polls between two looks at the board and the clock
-_TAGS = 1 << 27  # as many tags of collectives, above those of single messages
+MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # seconds of a sleep between two polls: minimum, maximum
+SLEEP_FRACTION = 0.01  # seconds of a sleep between two polls / seconds of the wait so far
+SLEEP_OVERRUN = 300e-6  # seconds by which a sleep may last longer than requested
+SPINS = 250  # polls before the first sleep; about 0.3 ms
+_CHECK_EVERY = 16  # polls between two checks of the status board and the clock
+_TAGS = 1 << 27  # the number of MPI tags for collectives; they lie above the tags of other messages
 
 
 class WaitPolicy:
-    """Waits of one rank, each in a call that has a name; what makes waiting pointless is raised.
+    """The waits of one rank, each inside a named call, with errors if other ranks fail.
 
-    The name of a call says all that ranks must agree on: what it is for, and which operation on
-    what. Its code travels with the handshake that the call has anyway, or is the tag of its
-    messages, so that ranks in different calls never take each other's data for their own.
+    The name of a call contains everything that ranks must agree on: its purpose, the operation, and
+    the type of the data. Ranks exchange the CRC-32 of the name before the call, or use it as the
+    tag of the call's messages. Therefore ranks in different calls never receive each other's data.
 
     Args:
-        comm: the mpi4py communicator of the ranks that wait for each other.
-        board: where ranks tell each other how they are.
-        traffic: the meter of seconds waited.
-        clock: by which it waits.
-        limit: seconds after which a wait raises `WaitTooLong`.
-        outer: of the ranks of which these are a part; a failure may be told to them alone.
+        comm: The mpi4py communicator of the ranks that wait for each other.
+        board: The status board of the ranks.
+        traffic: The traffic meter, which also counts seconds of waits.
+        clock: The clock for waits.
+        timeout: Seconds after which a wait raises `WaitTooLong`.
+        outer: The wait policy of the larger group from which these ranks were split; failures in
+            that group also end waits of these ranks. None: no larger group.
 
     Attributes:
-        comm, board, traffic, clock: as given, for what this rank does besides waiting.
-        on_one_host: whether all ranks share memory.
-        minding: a context in which MPI may say that a rank is gone: it raises `RankDied`.
-        place, code: the name of the call that this rank is in, and 32 bits of it.
-        trouble: the first error that a wait has raised.
-        polite: sleep between polls instead of spinning.
+        comm, board, traffic, clock: The arguments of the constructor, for use by other modules.
+        on_one_host: Whether all ranks run on one host and share memory.
+        failure_guard: A context manager that raises `RankDied` if MPI reports an error and a rank
+            is dead.
+        call_name, code: The name of this rank's current call, and its CRC-32.
+        first_error: The error that a wait of this rank has raised; None: no error.
+        polite: Whether waits always sleep between polls, instead of spinning at first.
     """
 
     def __init__(
@@ -58,241 +60,264 @@ class WaitPolicy:
         board: StatusBoard,
         traffic: Traffic,
         clock: Clock,
-        limit: float,
+        timeout: float,
         outer: WaitPolicy | None = None,
     ) -> None:
-        self.board, self.traffic, self.clock, self.limit = board, traffic, clock, limit
+        self.board, self.traffic, self.clock, self.timeout = board, traffic, clock, timeout
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.on_one_host = len(board.ranks) == self.size
         self.comm, self._outer = comm, outer
-        self.trouble: LabkitError | None = None
+        self.first_error: LabkitError | None = None
         self.polite = False
-        self.place, self.code = "", 0
-        self._collective, self._since, self._asked = False, 0.0, False
-        self.minding, self._outlives = FailureGuard(self.check_failures, clock), outlives()
+        self.call_name, self.code = "", 0
+        self._collective, self._since, self._snapshots_requested = False, 0.0, False
+        self.failure_guard, self._outlives = FailureGuard(self.check_failures, clock), outlives()
 
-    def enter(self, place: str, collective: bool = True, told: str = "") -> None:
-        """Name the call whose waits come next.
+    def name_call(self, name: str, collective: bool = True, detail: str = "") -> None:
+        """Set the name of the call to which the next waits belong.
 
         Args:
-            place: the same on all ranks that are in it.
-            collective: it waits for all others.
-            told: what else is told of this rank's call; ranks may differ in it.
+            name: The name of the call, the same on all ranks.
+            collective: Whether the call waits for all other ranks.
+            detail: Further text about this rank's call for error messages, which may differ between
+                ranks.
         """
-        self.place, self._collective = place + told, collective
-        self.code = zlib.crc32(place.encode())
+        self.call_name, self._collective = name + detail, collective
+        self.code = zlib.crc32(name.encode())
 
     def count(self, nbytes: int, out: int) -> None:
-        """Meter a message, or what counts as one.
+        """Count one message, or a collective of the MPI library as one, in the traffic meter.
 
         Args:
-            nbytes: that leave this rank.
-            out: how many of them leave its host, where ranks are on several.
+            nbytes: Bytes that leave this rank.
+            out: Bytes of these that leave the rank's host; ignored if all ranks are on one host.
         """
         self.traffic.messages += 1
         self.traffic.wire_bytes += nbytes
         self.traffic.link_bytes += 0 if self.on_one_host else out
 
     def count_to(self, peer: int, nbytes: int) -> None:
-        """Meter a message to a rank."""
+        """Count a message to a rank in the traffic meter."""
         self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message "sent" to a rank, or "got" from it; those of parts are not counted."""
+        """Count a message "sent" to or "got" from a rank, except on split communicators."""
         if self._outer is None:
             self.board.tally(kind, peer)
 
-    def inside_host(self) -> WaitPolicy:
-        """That of this host's ranks among themselves, by their order (collective)."""
+    def host_policy(self) -> WaitPolicy:
+        """Return a wait policy for the ranks of this host, in rank order (collective)."""
         from mpi4py import MPI
 
         if self.on_one_host:
             return self
         host = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        assert isinstance(host, MPI.Intracomm)  # as all parts of one are
-        return WaitPolicy(host, self.board, self.traffic, self.clock, self.limit, self)
+        assert isinstance(host, MPI.Intracomm)  # for the type checker
+        return WaitPolicy(host, self.board, self.traffic, self.clock, self.timeout, self)
 
-    def join(self, outer: WaitPolicy) -> None:
-        """Be in the same call as the ranks around these, and wait as they do."""
+    def adopt_call(self, outer: WaitPolicy) -> None:
+        """Copy the current call and `polite` from the wait policy of the larger group."""
         if outer is not self:
-            self.place, self.code = outer.place, outer.code
+            self.call_name, self.code = outer.call_name, outer.code
             self._collective, self.polite = outer._collective, outer.polite
 
     @property
     def tag(self) -> int:
-        """Of messages of this call, which no other call's can be taken for."""
+        """The MPI tag of the current call's messages, which keeps them apart from other calls."""
         return _TAGS + self.code % _TAGS
 
-    def begin(self, number: int = 0) -> float:
-        """A wait begins now, of a schedule in the round of this number; the time."""
-        self.board.enter(self.place, self._collective, number)
-        self._since, self._asked = self.clock.now(), False
+    def start_wait(self, number: int = 0) -> float:
+        """Start a wait and return its start time.
+
+        Args:
+            number: The number of the schedule's round, from 1; 0: the wait belongs to no round.
+        """
+        self.board.enter(self.call_name, self._collective, number)
+        self._since, self._snapshots_requested = self.clock.now(), False
         return self._since
 
-    def complete(self, requests: list[MPI.Request], number: int = 0) -> None:
-        """Wait for MPI requests, of a round if it has a number, looking around now and then."""
+    def wait_all(self, requests: list[MPI.Request], number: int = 0) -> None:
+        """Wait for MPI requests, with regular checks for failures.
+
+        Args:
+            requests: The MPI requests to complete.
+            number: The number of the schedule's round, from 1; 0: the wait belongs to no round.
+        """
         from mpi4py import MPI
 
-        start = self.begin(number)
+        start = self.start_wait(number)
         polls = 0
-        with self.minding:
+        with self.failure_guard:
             while not MPI.Request.Testall(requests):
                 self.pause(polls)
                 polls += 1
         self.traffic.wait_seconds += self.clock.now() - start
 
-    def meet(self, what: str = "barrier") -> None:
-        """Wait until every rank has come to this call.
+    def barrier(self, label: str = "barrier") -> None:
+        """Wait until every rank has reached this barrier.
 
         Raises:
-            RankFailed: a rank said that it failed, or its host is not heard any more.
-            WaitTooLong: someone did not come within the limit.
-            Mismatch: another rank has come to another call.
+            RankFailed: A rank has failed, or its host has become silent.
+            WaitTooLong: A rank has not arrived within the timeout.
+            Mismatch: Another rank is in a different call.
         """
         if self.size == 1:
             return
-        self.enter(what)
-        self.gather_here()
-        self.board.enter(f"work after {what}")
+        self.name_call(label)
+        self.allgather_scalar()
+        self.board.enter(f"work after {label}")
 
-    def gather_here(self, value: float = 0.0) -> np.ndarray:
-        """A barrier in which ranks tell each other which call they are in, and a number.
+    def allgather_scalar(self, value: float = 0.0) -> np.ndarray:
+        """Run a barrier in which the ranks exchange the codes of their calls and one value each.
 
         Returns:
-            everybody's number, by rank.
+            The values of all ranks, in rank order.
         """
-        told = np.zeros((self.size, 2))
-        with self.minding:
-            request = self.comm.Iallgather(np.array([self.code, value], np.float64), told)
-        self.complete([request])
-        if np.any(told[:, 0] != self.code):
-            self.disagree()
-        self.look_around()  # who failed after coming here goes no further with us
-        return told[:, 1]
+        table = np.zeros((self.size, 2))
+        with self.failure_guard:
+            request = self.comm.Iallgather(np.array([self.code, value], np.float64), table)
+        self.wait_all([request])
+        if np.any(table[:, 0] != self.code):
+            self.raise_mismatch()
+        self.check_wait()  # raises an error if a rank failed after it had sent its value
+        return table[:, 1]
 
-    def call(self, name: str, *given: Any) -> None:
-        """A collective of the library to which all have come, such as "Bcast".
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a collective of the MPI library after a barrier; its time does not count as a wait.
 
-        Over hosts a link may go down in its midst: there it is looked after. None of it is a wait.
-        So it is where ranks may die: a blocking Allgatherv of Open MPI 5 has returned, without an
-        error, zeros in the place of what had not come.
+        Between hosts, the call is nonblocking and checks for failures, because a link may break.
+        With MPI's failure mitigation (ULFM), the call is nonblocking, too, because a blocking
+        Allgatherv of Open MPI 5 has returned zeros for missing data, without an error.
+
+        Args:
+            name: The name of the mpi4py communicator's method, such as "Bcast".
+            arguments: The positional arguments of that method.
         """
         if self.on_one_host and not self._outlives:
-            with self.minding:
-                getattr(self.comm, name)(*given)
+            with self.failure_guard:
+                getattr(self.comm, name)(*arguments)
             return
         waited = self.traffic.wait_seconds
-        with self.minding:
-            self.complete([getattr(self.comm, f"I{name.lower()}")(*given)])
+        with self.failure_guard:
+            self.wait_all([getattr(self.comm, f"I{name.lower()}")(*arguments)])
         self.traffic.wait_seconds = waited
-        self.board.enter(f"work after {self.place}")  # else a rank that computes seems to wait
+        # Without this entry, the status board would show a wait while the rank computes.
+        self.board.enter(f"work after {self.call_name}")
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's object, in rank order (pickled), in the call that was entered."""
-        ndarray = np.frombuffer(pickle.dumps(value), np.uint8)
-        lengths = self.gather_here(len(ndarray)).astype(int)
+        """Gather every rank's object, in rank order (pickled), inside the current call."""
+        pickled = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = self.allgather_scalar(len(pickled)).astype(int)
         whole = np.empty(lengths.sum(), np.uint8)
-        self.call("Allgatherv", ndarray, (whole, lengths))
-        self.board.enter(f"work after {self.place}")
+        self.call("Allgatherv", pickled, (whole, lengths))
+        self.board.enter(f"work after {self.call_name}")
         return [pickle.loads(part.data) for part in np.split(whole, np.cumsum(lengths)[:-1])]
 
     def share(self, value: Any, root: int) -> Any:
-        """Likewise, the root's object, on every rank."""
-        ndarray = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
-        length = int(self.gather_here(len(ndarray))[root])
-        whole = ndarray if self.rank == root else np.empty(length, np.uint8)
+        """Broadcast the root's object to every rank (pickled), inside the current call."""
+        pickled = np.frombuffer(pickle.dumps(value if self.rank == root else None), np.uint8).copy()
+        length = int(self.allgather_scalar(len(pickled))[root])
+        whole = pickled if self.rank == root else np.empty(length, np.uint8)
         self.call("Bcast", whole, root)
-        self.board.enter(f"work after {self.place}")
+        self.board.enter(f"work after {self.call_name}")
         return pickle.loads(whole.data)
 
-    def disagree(self, told: str = "") -> NoReturn:
-        """Tell every rank which calls the ranks are in (collective: all know that they differ).
+    def raise_mismatch(self, detail: str = "") -> NoReturn:
+        """Raise `Mismatch` with all ranks' calls (collective; all ranks must have noticed it).
 
         Args:
-            told: what else to tell of this rank's call.
+            detail: Further text about this rank's call.
 
         Raises:
-            Mismatch: always.
+            Mismatch: Always.
         """
-        with self.minding:
-            places = self.comm.allgather(self.place + told)
-        self.trouble = Mismatch(_different(dict(enumerate(places))))
-        raise self.trouble
+        with self.failure_guard:
+            names = self.comm.allgather(self.call_name + detail)
+        self.first_error = Mismatch(_mismatch_text(dict(enumerate(names))))
+        raise self.first_error
 
     def sleep_until(self, moment: float) -> None:
-        """Sleep until a moment of the clock: a message is on its way, nobody is late."""
-        self.clock.sleep(max(0.0, moment - self.clock.now() - LATE))
-        self.clock.sleep_until(moment, exact=not self.polite)  # which may have changed meanwhile
+        """Sleep until a time of the clock, without checks for failures."""
+        self.clock.sleep(max(0.0, moment - self.clock.now() - SLEEP_OVERRUN))
+        # Another thread may change `polite` during the first sleep.
+        self.clock.sleep_until(moment, exact=not self.polite)
 
     def pause(self, polls: int) -> None:
-        """Between two polls: let others have the core, and look around now and then.
+        """Yield the core between two polls, and check for failures at every 16th poll.
 
-        A short wait is a loop. A longer one naps: a loop would slow down the rank that it waits
-        for, where two cores are threads of one. The longer the wait, the longer the nap, so that
-        many ranks that wait for one leave it a core; it is 1 % of the wait, or the shortest one.
+        A short wait spins. A longer wait sleeps between polls, because a spin loop would slow down
+        a rank on the other hyperthread of the core. Each sleep lasts 1 % of the wait so far, but at
+        least 20 µs and at most 1 ms. Even many waiting ranks thus leave a core to the computing
+        rank.
+
+        Args:
+            polls: The number of polls in this wait so far.
         """
         if polls < SPINS and not self.polite:
             os.sched_yield()
             return
         waited = self.clock.now() - self._since
-        self.clock.sleep(min(max(NAP, SHARE * waited), LONGEST_NAP))
+        self.clock.sleep(min(max(MIN_SLEEP, SLEEP_FRACTION * waited), MAX_SLEEP))
         if polls % _CHECK_EVERY == 0:
-            self.look_around()
+            self.check_wait()
 
-    def look_around(self) -> None:
-        """Raise if waiting has become pointless, and remember why.
+    def check_wait(self) -> None:
+        """Check for failures, a deadlock and a timeout, and store an error before raising it.
 
         Raises:
-            RankFailed, Mismatch, WaitTooLong: see `Communicator`.
+            RankFailed: Another rank or host has failed.
+            Mismatch: The ranks wait for each other in different calls.
+            WaitTooLong: The wait has exceeded the timeout.
         """
         self.check_failures()
-        waited, limits = self.clock.now() - self._since, Limits.of(self.limit)
+        waited, limits = self.clock.now() - self._since, Limits.of(self.timeout)
         try:
-            for wait_policy in self._whole():
-                wait_policy.board.check()
-            around = waited > self.board.deadlocked_after and self._collective
-            if around and (calls := self.board.deadlock()):
-                told = _different(calls) + self.board.lost()
-                self.board.fail(f"Mismatch: {told}")  # whoever looks later is told the same
-                raise Mismatch(told)
-            if waited > limits.look and not self._asked:
-                self._asked = True
-                self.board.ask()
+            for wait_policy in self._enclosing():
+                wait_policy.board.raise_failures()
+            may_deadlock = waited > self.board.deadlocked_after and self._collective
+            if may_deadlock and (calls := self.board.find_deadlock()):
+                cause = _mismatch_text(calls) + self.board.describe_lost_messages()
+                self.board.fail(f"Mismatch: {cause}")  # other ranks report the same cause
+                raise Mismatch(cause)
+            if waited > limits.look and not self._snapshots_requested:
+                self._snapshots_requested = True
+                self.board.request_snapshots()
             if waited > limits.wait:
                 raise WaitTooLong(
-                    f"rank {self.rank} has waited {waited:.0f} s in {self.place}: "
-                    f"{self.board.everyone(self.place)}{self.board.lost()}; "
-                    f"a longer wait is allowed by limit={2 * self.limit:.0f}"
+                    f"rank {self.rank} has waited {waited:.0f} s in {self.call_name}: "
+                    f"{self.board.describe_ranks(self.call_name)}"
+                    f"{self.board.describe_lost_messages()}; "
+                    f"a longer wait is allowed by timeout={2 * self.timeout:.0f}"
                 )
         except LabkitError as error:
-            for wait_policy in self._whole():
-                wait_policy.trouble = error
+            for wait_policy in self._enclosing():
+                wait_policy.first_error = error
             raise
 
     def check_failures(self) -> None:
-        """Raise `RankDied` if a rank is gone, and wake those that wait for others than that one."""
+        """Raise `RankDied` if a rank is dead, and interrupt the waits of all other ranks."""
         if not self._outlives:
             return
-        whole = list(self._whole())
-        if not any(is_broken(wait_policy.comm) for wait_policy in whole):
+        policies = list(self._enclosing())
+        if not any(is_broken(wait_policy.comm) for wait_policy in policies):
             return
-        for wait_policy in whole:
+        for wait_policy in policies:
             wait_policy.comm.Revoke()
-        outermost = whole[-1]
-        error = outermost.board.mark_dead(gone(outermost.comm, self.clock))
-        for wait_policy in whole:
-            wait_policy.trouble = error
+        outermost = policies[-1]
+        error = outermost.board.mark_dead(dead_ranks(outermost.comm, self.clock))
+        for wait_policy in policies:
+            wait_policy.first_error = error
         raise error
 
-    def _whole(self) -> Iterator[WaitPolicy]:
-        """This one, and those of the ranks around it."""
-        at: WaitPolicy | None = self
-        while at is not None:
-            yield at
-            at = at._outer
+    def _enclosing(self) -> Iterator[WaitPolicy]:
+        """Yield this wait policy, and then those of all larger groups that contain its ranks."""
+        policy: WaitPolicy | None = self
+        while policy is not None:
+            yield policy
+            policy = policy._outer
 
 
-def _different(calls: dict[int, str]) -> str:
-    told = "; ".join(f"rank {rank} waits in {place}" for rank, place in calls.items())
-    return f"ranks wait for each other in different calls: {told}"
+def _mismatch_text(calls: dict[int, str]) -> str:
+    names = "; ".join(f"rank {rank} waits in {name}" for rank, name in calls.items())
+    return f"ranks wait for each other in different calls: {names}"

@@ -1,4 +1,4 @@
-"""Windows: memory that other ranks read and write without its owner's help."""
+"""Windows: memory for one-sided access by other ranks."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from numpy.typing import NDArray
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
 
-# Bytes of one get between hosts. Over TCP Open MPI 5.0.11 sends as many bytes along with a request
-# as are asked for, and twice as many where there are more than these.
+# Maximum bytes of one get between hosts. Over TCP, the request of Open MPI 5.0.11 for a get carries
+# itself as many bytes as it requests; above this size, twice as many.
 _PART = 1 << 16
 
 
 class Window:
-    """One-sided access: `put` and `get` move bytes; only the caller takes part.
+    """A window for one-sided access: `put` and `get` move bytes without the target's help.
 
-    Back from a call, the data have arrived, on an emulated network when they would have. Who
-    writes where and when is for the callers to agree on. Ranks of one host all see the memory, and
-    an access is one copy.
+    A call returns after the data have arrived; on an emulated network, at the emulated time.
+    Callers must agree among themselves where and when they write. On one host, the window is shared
+    memory, and each access copies the data once.
 
     Args:
-        nbytes: size of this rank's memory.
-        patience: of this rank, by whose communicator, meter and clock it goes.
-        emulation: the network to emulate, or None.
+        nbytes: Bytes of this rank's memory.
+        wait_policy: The wait policy of this rank, with its communicator, traffic meter and clock.
+        emulation: The emulated network; None: the real network.
 
     Attributes:
-        memory: this rank's bytes.
+        memory: The bytes of this rank that other ranks read and write.
     """
 
-    def __init__(self, nbytes: int, patience: WaitPolicy, emulation: Emulation | None) -> None:
+    def __init__(self, nbytes: int, wait_policy: WaitPolicy, emulation: Emulation | None) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._rank, comm = MPI, patience.rank, patience.comm
+        self._mpi, self._rank, comm = MPI, wait_policy.rank, wait_policy.comm
         self._comm = comm
-        self._patience, self._clock = patience, patience.clock
+        self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        self._views: list[NDArray[np.uint8]] = []  # of all ranks, on one host
-        if patience.on_one_host:
+        self._views: list[NDArray[np.uint8]] = []  # the memory of all ranks; empty on several hosts
+        if wait_policy.on_one_host:
             self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
-            found = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
-            self._views = [_view(memory) for memory in found]
+            memories = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
+            self._views = [_view(memory) for memory in memories]
             self.memory = self._views[self._rank]
         else:
             self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
@@ -54,27 +54,27 @@ class Window:
         comm.Barrier()
 
     def put(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """Write an array's bytes into the memory of a rank, from `offset` on."""
+        """Write an array's bytes into the memory of a rank, from byte `offset` on."""
         with self._counted(data.nbytes, self._rank, rank):
             self.write(data, rank, offset)
 
     def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """Read a rank's bytes, from `offset` on, into an array."""
+        """Read bytes from the memory of a rank, from byte `offset` on, into an array."""
         with self._counted(data.nbytes, rank, self._rank):
             self.read(data, rank, offset)
 
     def write(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """As `put`, uncounted and as fast as it goes."""
-        given = data.reshape(-1).view(np.uint8)
+        """Write like `put`, but without metering and without network emulation."""
+        flat = data.reshape(-1).view(np.uint8)
         if self._views:
-            self._views[rank][offset : offset + given.nbytes] = given
+            self._views[rank][offset : offset + flat.nbytes] = flat
             self.sync()
         else:
-            self._window.Put([given, self._mpi.BYTE], rank, [offset, given.nbytes])
+            self._window.Put([flat, self._mpi.BYTE], rank, [offset, flat.nbytes])
             self._window.Flush(rank)
 
     def read(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """As `get`, uncounted and as fast as it goes."""
+        """Read like `get`, but without metering and without network emulation."""
         into = data.reshape(-1).view(np.uint8)
         if self._views:
             self.sync()
@@ -86,20 +86,20 @@ class Window:
             self._window.Flush(rank)
 
     def progress(self) -> None:
-        """Let others' accesses to this rank's memory go on, where no hardware carries them out.
+        """Let the MPI library process other ranks' accesses to this rank's memory.
 
-        Over TCP it is the MPI library of the owner that writes and reads, whenever it is called;
-        who only looks at its memory, as in shared memory, would look for ever.
+        Over TCP, the MPI library of the memory's owner carries out the accesses, but only inside
+        MPI calls. An owner that only polls its memory would therefore wait forever.
         """
         if not self._views:
             self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
 
     def sync(self) -> None:
-        """See in this rank's memory what others have written, and let them see what it has."""
+        """Synchronize memory, so that writes of all ranks become visible to each other."""
         self._window.Sync()
 
     def close(self) -> None:
-        """Free the memory (collective)."""
+        """Free the window's memory on all ranks (collective)."""
         self._views, self.memory = [], np.zeros(0, np.uint8)
         self._window.Unlock_all()
         self._window.Free()
@@ -108,13 +108,13 @@ class Window:
     def _counted(self, nbytes: int, source: int, destination: int) -> Iterator[None]:
         start = self._clock.now()
         yield
-        self._patience.traffic.payload_bytes += nbytes
+        self._wait_policy.traffic.payload_bytes += nbytes
         other = source if destination == self._rank else destination
-        self._patience.count_to(other, nbytes if source != destination else 0)
+        self._wait_policy.count_to(other, nbytes if source != destination else 0)
         if self._emulation is not None and source != destination:
             for moment in self._emulation.transfer(source, destination, nbytes):
                 self._clock.sleep_until(moment)
-        self._patience.traffic.transfer_seconds += self._clock.now() - start
+        self._wait_policy.traffic.transfer_seconds += self._clock.now() - start
 
 
 def _view(memory: Any) -> NDArray[np.uint8]:

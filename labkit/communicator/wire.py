@@ -1,4 +1,4 @@
-"""What labkit itself sends from rank to rank: as it is, with a checksum, or with a fault in it."""
+"""The transport of labkit's own messages, with optional checksums and injected faults."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Corrupted(LabkitError):
-    """A message did not arrive as it was sent."""
+    """A received message differs from the message that was sent."""
 
 
 @dataclass
-class Rules:
-    """What holds for all messages of a rank, whichever communicator carries them.
+class MessageRules:
+    """The rules for all messages that labkit sends from a rank, on all its communicators.
 
     Attributes:
-        checks: whether a checksum travels with each.
-        injector: plants faults in them; None: nobody does.
+        checks: Whether each message carries a checksum.
+        injector: The injector that drops or corrupts messages; None: no faults.
     """
 
     checks: bool = False
@@ -34,87 +34,106 @@ class Rules:
 
 
 class Seal(NamedTuple):
-    """A message that is awaited, from whom, and where its checksum arrives."""
+    """A message with a checksum, which the rank is still receiving.
+
+    Attributes:
+        data: The receive buffer for the bytes of the message.
+        peer: The rank of the sender.
+        checksum: The receive buffer for the sender's checksum, one uint32.
+    """
 
     data: np.ndarray
     peer: int
-    told: np.ndarray
+    checksum: np.ndarray
 
 
-class Wire:
-    """Messages of one communicator of MPI.
+class MpiWire:
+    """The sends and receives of one MPI communicator, with message rules.
 
     Args:
-        comm: carries them.
-        rules: what holds for them.
-        patience: of this rank, whose calls have names; None: an error names none.
+        comm: The mpi4py communicator.
+        rules: Checksum and fault-injection rules; None: no rules.
+        wait_policy: The wait policy of this rank, from which errors take the name of the call;
+            None: errors name no call.
     """
 
     def __init__(
-        self, comm: Any, rules: Rules | None = None, patience: WaitPolicy | None = None
+        self, comm: Any, rules: MessageRules | None = None, wait_policy: WaitPolicy | None = None
     ) -> None:
-        self.comm, self._rules, self._patience = comm, rules or Rules(), patience
+        self.comm, self._rules, self._wait_policy = comm, rules or MessageRules(), wait_policy
 
     def outgoing(self, data: np.ndarray, peer: int) -> np.ndarray | None:
-        """What leaves in the place of these values for a rank; None: nothing does."""
+        """Return the data to send to a rank, after fault injection; None if a fault drops them."""
         self._tally("sent", peer)
         injector = self._rules.injector
         return data if injector is None else injector.outgoing(data)
 
     def post(self, data: np.ndarray, peer: int, tag: int, number: int = 0) -> list[Any]:
-        """Begin to send bytes, which stay as they are until the requests are complete.
+        """Begin to send bytes, which must not change until the returned requests are complete.
 
         Args:
-            number: of the round; a message of another one has another checksum.
+            data: The bytes to send.
+            peer: The rank of the receiver.
+            tag: The MPI tag of the message.
+            number: The number of the schedule's round, from which the checksum starts; 0: no round.
         """
         sent = self.outgoing(data, peer)
         if sent is None:
             return []
         requests = [self.comm.Isend(sent, peer, tag)]
         if self._rules.checks:
-            ndarray = np.array([checksum(data, number)], np.uint32)
-            requests.append(self.comm.Isend(ndarray.view(np.uint8), peer, tag))
+            crc = np.array([checksum(data, number)], np.uint32)
+            requests.append(self.comm.Isend(crc.view(np.uint8), peer, tag))
         return requests
 
     def expect(self, data: np.ndarray, peer: int, tag: int, seals: list[Seal]) -> list[Any]:
-        """Begin to receive bytes; what there will be to verify is put to the seals."""
+        """Begin to receive bytes; if checksums are on, append to `seals` an entry for `verify`."""
         requests = [self.comm.Irecv(data, peer, tag)]
         if self._rules.checks:
             seals.append(Seal(data, peer, np.zeros(1, np.uint32)))
-            requests.append(self.comm.Irecv(seals[-1].told.view(np.uint8), peer, tag))
+            requests.append(self.comm.Irecv(seals[-1].checksum.view(np.uint8), peer, tag))
         return requests
 
     def verify(self, seals: Sequence[Seal], number: int = 0) -> None:
-        """Raise Corrupted for the first message that is not what was sent."""
-        for data, peer, told in seals:
-            self.compare(data, int(told[0]), peer, number)
+        """Raise `Corrupted` for the first of these received messages that has a wrong checksum."""
+        for data, peer, expected in seals:
+            self.compare(data, int(expected[0]), peer, number)
 
-    def told(self, data: np.ndarray) -> float:
-        """The checksum of a letter, in its head; 0 where none are asked for."""
+    def header_checksum(self, data: np.ndarray) -> float:
+        """Return the checksum of data for a letter's header; 0 if checksums are off."""
         return float(checksum(data)) if self._rules.checks else 0.0
 
-    def compare(self, data: np.ndarray, told: int, peer: int, number: int | None = None) -> None:
-        """Raise Corrupted where a message from a rank is not what was sent."""
+    def compare(
+        self, data: np.ndarray, expected: int, peer: int, number: int | None = None
+    ) -> None:
+        """Raise `Corrupted` if the checksum of a received message is wrong.
+
+        Args:
+            data: The received bytes.
+            expected: The checksum that the sender computed.
+            peer: The rank of the sender.
+            number: The number of the schedule's round; None: the message belongs to no schedule.
+        """
         self._tally("got", peer)
-        if not self._rules.checks or told == checksum(data, number or 0):
+        if not self._rules.checks or expected == checksum(data, number or 0):
             return
-        place = "" if self._patience is None else f" in {self._patience.place}"
+        place = "" if self._wait_policy is None else f" in {self._wait_policy.call_name}"
         turn = "" if number is None else f", round {number}"
         error = Corrupted(
             f"a message of {data.nbytes} bytes from rank {peer} to rank {self.comm.rank}{place}"
-            f"{turn} is not what was sent: its checksum is wrong; a bit was flipped on its way, or "
-            "a message before it was lost"
+            f"{turn} is not what was sent: its checksum is wrong; a bit flipped during the "
+            "transfer, or an earlier message was lost"
         )
-        if self._patience is not None:
-            self._patience.trouble = error  # TensorFlow hides it in an error of its own
+        if self._wait_policy is not None:
+            self._wait_policy.first_error = error  # TensorFlow hides the error inside another one
         raise error
 
     def _tally(self, kind: str, peer: int) -> None:
-        """Count messages where they have checksums, so that a lost one has a name in the end."""
-        if self._rules.checks and self._patience is not None:
-            self._patience.tally(kind, peer)
+        """Count a message that has a checksum, so that a timeout error can report lost messages."""
+        if self._rules.checks and self._wait_policy is not None:
+            self._wait_policy.tally(kind, peer)
 
 
 def checksum(data: np.ndarray, number: int = 0) -> int:
-    """CRC-32 of contiguous bytes."""
+    """Return the CRC-32 of contiguous bytes, with `number` as its initial value."""
     return zlib.crc32(data.view(np.uint8).data, number)

@@ -1,4 +1,4 @@
-"""Which ranks there are: all that mpiexec started, some of them, or this one alone."""
+"""Functions that return Communicators of all MPI ranks, of some ranks, or of one rank."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from labkit.communicator.clock import WALL, Clock
 from labkit.communicator.communicator import LIMIT, Communicator
 from labkit.communicator.launcher import QUIET
 from labkit.communicator.membership import SPARE, Membership
-from labkit.communicator.status_board import leave_without_it
+from labkit.communicator.status_board import exit_without_finalize
 from labkit.network import Network
 
 
 def world(
     ranks: Sequence[int] | None = None,
-    limit: float = LIMIT,
+    timeout: float = LIMIT,
     network: str | Network | None = None,
     clock: Clock = WALL,
 ) -> Communicator:
-    """The Communicator of all ranks that mpiexec started, or of some of them.
+    """Return the Communicator of all ranks that mpiexec started, or of some ranks.
 
     Args:
-        ranks: world ranks that take part; only these call this. Default: all.
-        limit: seconds after which a wait raises.
-        network: a network to emulate.
-        clock: by which ranks wait and take times.
+        ranks: World ranks of the Communicator's ranks, which alone call this function; default:
+            all.
+        timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
+        network: A network to emulate; default: the real network.
+        clock: The clock for waits and time stamps.
 
     Raises:
-        LabkitError: Slurm has started several tasks, and none knows of the others.
+        LabkitError: Slurm has started several tasks, but each task is an MPI world of its own.
     """
-    for name, value in QUIET.items():  # MPI reads it when it is imported
+    for name, value in QUIET.items():  # Open MPI reads the variables at import
         os.environ.setdefault(name, value)
     from mpi4py import MPI
 
-    # Where a task's PMI is missing, MPI takes it for a world of one, without an error.
+    # Without PMIx, MPI treats each task as a world of one rank and raises no error.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and MPI.COMM_WORLD.size == 1 and "PMIX_RANK" not in os.environ:
         raise LabkitError(
@@ -45,9 +46,9 @@ def world(
             "mpiexec in the allocation"
         )
     if ranks is None:
-        return Communicator(MPI.COMM_WORLD, limit, network, clock=clock)
+        return Communicator(MPI.COMM_WORLD, timeout, network, clock=clock)
     group = MPI.COMM_WORLD.group.Incl(list(ranks))
-    return Communicator(MPI.COMM_WORLD.Create_group(group), limit, network, clock=clock)
+    return Communicator(MPI.COMM_WORLD.Create_group(group), timeout, network, clock=clock)
 
 
 def join(
@@ -57,46 +58,49 @@ def join(
     network: str | Network | None = None,
     clock: Clock = WALL,
 ) -> Communicator | None:
-    """The Communicator of some ranks, of which the last are spares: they wait here for a place.
+    """Return the Communicator of some ranks, of which the last ones wait here as spare ranks.
+
+    A spare rank returns from this call when it has replaced a dead rank, or when it is released.
 
     Args:
-        ranks: world ranks that take part; only these call this.
-        spares: how many of them.
-        limit, network, clock: as for `world`.
+        ranks: World ranks of all participants, which alone call this function.
+        spares: The number of spare ranks at the end of `ranks`.
+        limit: Seconds after which a wait raises `WaitTooLong`; default: 600.
+        network, clock: As for `world`.
 
     Returns:
-        None for a spare that nobody needed.
+        The Communicator of the working ranks; None for a spare rank that was not needed.
     """
     from mpi4py import MPI
 
     if not spares:
         return world(ranks, limit, network, clock)
     comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(list(ranks)))
-    crew = Membership(comm, comm.size - spares, clock)
-    found: list[Communicator] = []
+    membership = Membership(comm, comm.size - spares, clock)
+    current: list[Communicator] = []
 
     def begin(working: MPI.Intracomm) -> None:
-        found[:] = [Communicator(working, limit, network, clock=clock, crew=crew)]
+        current[:] = [Communicator(working, limit, network, clock=clock, membership=membership)]
 
     def abandon() -> None:
-        for each in found:
-            each.board.abandon()
-        found.clear()
+        for communicator in current:
+            communicator.board.abandon()
+        current.clear()
 
-    working = crew.working()
-    if crew.number != SPARE:
+    working = membership.working()
+    if membership.number != SPARE:
         begin(working)
-    while crew.number == SPARE:
-        if not crew.is_called():
+    while membership.number == SPARE:
+        if not membership.wait_as_spare():
             return None
-        atexit.register(leave_without_it)
-        crew.has_joined = True
-        crew.fill(begin, abandon)
-    return found[0]
+        atexit.register(exit_without_finalize)
+        membership.has_joined = True
+        membership.replace_dead(begin, abandon)
+    return current[0]
 
 
-def alone(clock: Clock = WALL) -> Communicator:
-    """The Communicator of this rank by itself."""
+def single_rank(clock: Clock = WALL) -> Communicator:
+    """Return a Communicator of this rank alone."""
     from mpi4py import MPI
 
     return Communicator(MPI.COMM_SELF, clock=clock)

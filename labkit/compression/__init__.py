@@ -1,4 +1,4 @@
-"""Gradient compressors: the published ways to say less, one a file."""
+"""Gradient compressors: published methods that reduce the bytes sent, one file per method."""
 
 from labkit.compression.bfloat16 import BFloat16
 from labkit.compression.chain import Chain
@@ -27,7 +27,7 @@ from labkit.compression.point_to_point import Decoder, Encoder
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.qsgd import QSGD
 from labkit.compression.randomk import RandomK
-from labkit.compression.signmajority import SignMajority
+from labkit.compression.sign_sgd import SignSGD
 from labkit.compression.terngrad import TernGrad
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
@@ -41,7 +41,7 @@ COMPRESSORS.update(
         QSGD,
         TernGrad,
         OneBit,
-        SignMajority,
+        SignSGD,
         TopK,
         RandomK,
         Threshold,
@@ -75,7 +75,7 @@ __all__ = [
     "Reduced",
     "Reduction",
     "Request",
-    "SignMajority",
+    "SignSGD",
     "SparseMean",
     "State",
     "Tensor",

@@ -1,4 +1,4 @@
-"""Half of a float32 on the wire: its exponent and 7 bits."""
+"""BFloat16: the upper half of a float32, with 8 bits of exponent and 7 of mantissa."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class BFloat16(Compressor):
-    r"""The upper half of float32, 2 bytes an element, summed on the way.
+    r"""The upper half of float32, 2 bytes per element, summed by an allreduce.
 
-    \(\hat g = \mathrm{bf16}(g)\), \(|\hat g - g| \le 2^{-8} |g|\) in the range of float32, up to
-    \(3.39 \cdot 10^{38}\); more is infinite. Sums on the way keep 8 bits only. What is decoded is
-    float32, whatever was encoded.
+    \(\hat g = \mathrm{bf16}(g)\), with \(|\hat g - g| \le 2^{-8} |g|\) up to \(3.39 \cdot
+    10^{38}\), as in float32; larger values become infinite. Sums in the allreduce also have a
+    precision of only 8 bits. The decoded tensor is float32, also for float64 input.
 
     Source: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv
-    1905.12322. Differs from it: here only the wire has this precision, sums included; how the
-    model computes is the policy's concern.
+    1905.12322. Differs from it: only messages and their sums have this precision; the dtype policy
+    determines the model's precision.
     """
 
     family: ClassVar[str] = "quantization"
@@ -26,13 +26,13 @@ class BFloat16(Compressor):
     rounding: ClassVar[float] = 2.0**-8
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Values in 16 bits, bfloat16 (n,)."""
+        """Return the values in 16 bits, bfloat16 (n,)."""
         import tensorflow as tf
 
         return {"values": tf.cast(tensor, tf.bfloat16)}
 
     def decode(self, payload: Payload) -> Tensor:
-        """The values as float32 (n,)."""
+        """Return the values as float32 (n,)."""
         import tensorflow as tf
 
         return tf.cast(payload["values"], tf.float32)

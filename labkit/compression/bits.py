@@ -1,13 +1,14 @@
-"""Codes of a few bits side by side in bytes.
+"""Functions that pack integer codes of 1 to 8 bits into bytes.
 
-A byte holds codes that lie far apart, one of each of equal stretches, so that packing works on
-whole vectors. Of 20 signs (m = 3 bytes; the last 4 of 24 bits are padding):
+A byte holds one code from each of several equal ranges of the codes, so that packing works on whole
+vectors. Example: the positions of 20 signs (1 bit each) in 3 bytes, with 4 bits of padding (-):
 
     byte 0    bits 0 … 7 =  0  3  6  9 12 15 18  -
     byte 1                  1  4  7 10 13 16 19  -
     byte 2                  2  5  8 11 14 17  -  -
 
-Codes of 3 bits are packed as one of 2 bits and, in the bytes behind, one of 1 bit; and so on.
+A code of 3 bits is packed as a code of 2 bits and, in later bytes, a code of 1 bit. Other widths
+are split in the same way.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from labkit.compression.payload import Tensor
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Bytes that hold these codes: n · bits / 8 of them, and at most 3 of padding.
+    """Return the codes packed into n · bits / 8 bytes, plus at most 3 bytes of padding.
 
     Args:
-        codes: uint8 (n,), less than 2 ** bits.
-        bits: from 1 to 8.
+        codes: The codes, uint8 (n,), each less than 2 ** bits.
+        bits: The width of a code, from 1 to 8.
     """
     import tensorflow as tf
 
     pieces = []
     for width, first in _widths(bits):
-        fields = stretches(_shifted(codes, -first, width), 8 // width)
+        fields = split_ranges(_shifted(codes, -first, width), 8 // width)
         piece = fields[0]
         for index, field in enumerate(fields[1:], 1):
             piece = tf.bitwise.bitwise_or(piece, _shifted(field, index * width, 8))
@@ -37,24 +38,24 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
-    """What the codes in these bytes stand for, (length,).
+    """Return the values of the codes that the bytes hold, (length,).
 
     Args:
-        packed: what `pack` returned.
-        bits: as they were given to it.
-        length: number of codes, int32 ().
-        value: what codes stand for, element by element. It is called with one stretch after the
-            other: behind the concatenation it would take XLA five times as long.
+        packed: The bytes from `pack`.
+        bits: The width of a code, as in `pack`.
+        length: The number of codes, int32 ().
+        value: Function from codes to values, element by element. The function is called for each
+            range separately, because one call after the concatenation takes XLA five times as long.
     """
     import tensorflow as tf
 
     codes: Tensor = None
     for width, first in _widths(bits):
-        each = 8 // width
-        m = -(-length // each)
-        counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(each)]
+        per_byte = 8 // width
+        m = -(-length // per_byte)
+        counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(per_byte)]
         fields = [_shifted(packed[:n], -i * width, width) for i, n in enumerate(counts)]
-        # Codes of one piece are decoded stretch by stretch, without the vector of codes.
+        # If one width suffices, values are decoded range by range, without a vector of all codes.
         if width == bits:
             return tf.concat([value(field) for field in fields], 0)
         part = _shifted(tf.concat(fields, 0), first, 8)
@@ -63,22 +64,23 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
     return value(codes)
 
 
-def stretches(tensor: Tensor, count: int) -> list[Tensor]:
-    """A flat tensor (n,) as `count` equal stretches, the last of them padded with zeros."""
+def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
+    """Return a flat tensor (n,) as `count` equal ranges; the last range is padded with zeros."""
     import tensorflow as tf
 
     n = tensor.shape[0]
     m = -(-n // count)
-    cut = [tensor[min(index * m, n) : (index + 1) * m] for index in range(count)]
+    ranges = [tensor[min(index * m, n) : (index + 1) * m] for index in range(count)]
     return [
-        each if (short := m - each.shape[0]) == 0 else tf.pad(each, [[0, short]]) for each in cut
+        part if (missing := m - part.shape[0]) == 0 else tf.pad(part, [[0, missing]])
+        for part in ranges
     ]
 
 
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
-    """Widths that divide a byte and add up to `bits`, each with the first bit of its field."""
+    """Yield widths (1, 2, 4 or 8) that sum to `bits`, each with its first bit in the code."""
     first = 0
-    # The widest first, as `unpack` reads them.
+    # The widest part comes first, because `unpack` reads the parts in this order.
     for width in (8, 4, 2, 1):
         if bits & width:
             yield width, first
@@ -86,7 +88,7 @@ def _widths(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _shifted(codes: Tensor, left: int, width: int) -> Tensor:
-    """Codes shifted left, or right where negative, of which `width` bits are kept."""
+    """Return the lowest `width` bits of codes after a left shift (right if `left` is negative)."""
     import tensorflow as tf
 
     if left:

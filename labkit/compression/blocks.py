@@ -1,4 +1,4 @@
-"""Blocks of a flat tensor that share a scale, and random rounding to a few levels of it."""
+"""Blocks of a flat tensor that share a scale, and random rounding to levels of the scale."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from labkit.compression.random_bits import uniform
 
 
 def split(tensor: Tensor, size: int | None) -> list[Tensor]:
-    """A flat tensor (n,) as rows: whole blocks (n // size, size) and what remains, (1, n % size).
+    """Return a flat tensor as rows: whole blocks (n // size, size), and a last row (1, n % size).
 
     Args:
-        tensor: (n,).
-        size: elements of a block; None: one block.
+        tensor: The flat tensor, (n,).
+        size: The number of elements of a block; None: one block.
     """
     import tensorflow as tf
 
@@ -20,56 +20,56 @@ def split(tensor: Tensor, size: int | None) -> list[Tensor]:
         return [tensor[None]]
     whole = n // size
     rows = tf.reshape(tensor[: whole * size], [whole, size])
-    # Padding the whole tensor instead would be one more pass over it.
+    # The last row is separate, because padding the tensor would need another pass over memory.
     return [rows, tensor[None, whole * size :]] if n % size else [rows]
 
 
-def greatest(tensor: Tensor, size: int | None) -> Tensor:
-    """The greatest size of an element of each block, not negative, (ceil(n / size),) or (1,)."""
+def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
+    """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # both sides of a flat tensor take one pass; sizes would be written first
-        most = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
+    if size is None:  # one pass, without a tensor of magnitudes
+        maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
-        most = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
-    return tf.maximum(most, 0)  # of no elements it would be -infinity
+        maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
+    return tf.maximum(maxima, 0)  # the maximum of no elements is -infinity
 
 
-def scaled(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
-    """Each block of values times its scale, (n,).
+def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
+    """Return the values of each block multiplied by the block's scale, (n,).
 
     Args:
-        values: (n,); n may be unknown until it runs.
-        scales: (ceil(n / size),), or (1,) for one block.
-        size: elements of a block; None: one block.
+        values: The values, (n,); n may be unknown when the function is compiled.
+        scales: The scales, (ceil(n / size),), or (1,) for one block.
+        size: The number of elements of a block; None: one block.
     """
     import tensorflow as tf
 
     if size is None:
         return values * scales
-    # Asked while it runs: how many values a sparse payload has differs from step to step.
+    # The size is computed at run time, because sparse payloads differ in length between steps.
     whole = tf.size(values) // size
     rows = tf.reshape(values[: whole * size], [whole, size]) * scales[:whole, None]
     return tf.concat([tf.reshape(rows, [-1]), values[whole * size :] * scales[whole:]], 0)
 
 
-def to_levels(tensor: Tensor, unit: Tensor, most: int, key: Tensor) -> Tensor:
-    r"""Signed levels at random, so that the expectation of level · unit is the tensor.
+def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tensor:
+    r"""Return random signed levels, such that the expectation of level · unit is the tensor.
 
     \(\ell = \mathrm{sign}(v) \lfloor |v| / \mathrm{unit} + u \rfloor\), u uniform in [0, 1).
 
     Args:
-        tensor: (n,), each at most `most` units in size.
-        unit: (n,) or (1,), not negative; where it is 0, so is the level.
-        most: the greatest level.
-        key: int32 (2,), of random choices.
+        tensor: The tensor to round, (n,), with magnitudes up to `max_level` units.
+        unit: The size of one level, (n,) or (1,), not negative; elements with unit 0 have level 0.
+        max_level: The largest magnitude of a level.
+        key: The key of random choices, int32 (2,).
 
     Returns:
-        most + level, from 0 to 2 · most, uint8 (n,).
+        max_level + level, from 0 to 2 · max_level, uint8 (n,).
     """
     import tensorflow as tf
 
     chance = tf.cast(uniform(tensor.shape[0], key), tensor.dtype)
     size = tf.math.divide_no_nan(tf.abs(tensor), unit) + chance
-    level = tf.minimum(tf.floor(size), most)  # rounding may have lifted the greatest
-    return tf.cast(most + tf.where(tensor < 0, -level, level), tf.uint8)
+    level = tf.minimum(tf.floor(size), max_level)  # rounding errors may exceed it
+    return tf.cast(max_level + tf.where(tensor < 0, -level, level), tf.uint8)

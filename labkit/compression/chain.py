@@ -1,4 +1,4 @@
-"""Few elements, and these in fewer bits."""
+"""Chains of two compressors: a sparsifier, then a quantizer of the selected values."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ VALUES = "values"
 
 
 class Chain(Compressor):
-    r"""The first compressor chooses elements, the second one encodes their values.
+    r"""The first compressor selects elements, the second one encodes their values.
 
-    \(\hat g = D_1(D_2(E_2(E_1(g))))\), where the second pair works on the part "values" of the
-    first one's payload. Random elements in half precision are summed on the way; all else is
-    gathered, and what is decoded is averaged.
+    \(\hat g = D_1(D_2(E_2(E_1(g))))\), where E encodes and D decodes; the second compressor
+    processes the part "values" of the first compressor's payload. The payloads of RandomK with
+    Float16 or BFloat16 are summed by an allreduce. The payloads of other pairs are gathered, and
+    the decoded tensors are averaged.
 
     Args:
-        first: TopK, Threshold or RandomK; the compressor, its name, or a mapping with its fields.
-        second: what works on any vector: Float16, Int8, QSGD, …
+        first: The compressor that selects elements: TopK, Threshold or RandomK; an object, its
+            name, or a mapping of its name and fields.
+        second: The compressor of the selected values: Float16, Int8, QSGD, or any other that
+            accepts a flat vector.
 
     Raises:
-        InvalidInput: a pair that makes no sense, with the reason.
+        InvalidInput: The pair is not supported; the message has the reason.
 
-    Source: F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek, Sparse Binary Compression, 2018,
-    arXiv 1805.08768; D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv
-    1906.02367. Differs from them: any pair; no local steps.
+    Source: F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek, Sparse Binary Compression, 2018, arXiv
+    1805.08768; D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv 1906.02367.
+    Differs from them: any pair of compressors; no local steps.
     """
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # A payload's length differs from step to step.
+    # These methods are not compiled, because the length of a payload differs between steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested
@@ -46,60 +49,60 @@ class Chain(Compressor):
         pair = f"Chain(first={first}, second={second})"
         if not self.first.sparse:
             raise ValueError(
-                f"{pair}: {first} leaves no values that another could encode; first: TopK, "
-                "Threshold or RandomK"
+                f"{pair}: {first} sends no values that a second compressor could encode; "
+                "first: TopK, Threshold or RandomK"
             )
-        if reason := _unfit(self.second):
+        if reason := _unsupported_reason(self.second):
             raise ValueError(f"{pair}: {second} {reason}; second: Float16, Int8, QSGD, …")
         return self
 
     @property
     def family(self) -> str:
-        """That of both where they are of one, else it is of two."""
+        """The common family of both compressors, or "hybrid"."""
         return self.first.family if self.first.family == self.second.family else "hybrid"
 
     @property
     def linear(self) -> bool:
-        """Values may be summed on the way."""
+        """Whether an allreduce may sum the values."""
         return self.first.linear and self.second.linear
 
     @property
     def expansive(self) -> bool:
-        """What either loses may be larger than what it was given."""
+        """Whether the error of one of the compressors can exceed the compressor's input."""
         return self.first.expansive or self.second.expansive
 
     @property
     def rounding(self) -> float:
-        """Relative error of a sum on the way, if it is summed there."""
+        """The relative error of a sum in an allreduce; 0 if payloads are gathered."""
         return self.second.rounding if self.linear else 0.0
 
     @property
     def unbiased(self) -> bool:
-        """The expectation of what is decoded is what was encoded."""
+        """Whether the expectation of the decoded tensor is the encoded tensor."""
         return self.first.unbiased and self.second.unbiased
 
     @property
     def shared(self) -> bool:
-        """The same elements are chosen on all ranks."""
+        """Whether all ranks select the same elements."""
         return self.first.shared
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """The keys of both, int32 (2, 2): one may be that of all ranks, the other a rank's own."""
+        """Return both compressors' random keys, int32 (2, 2); a key may be common to all ranks."""
         import tensorflow as tf
 
         pair = (self.first, self.second)
         return tf.stack([nested.start(shape, rank, seed, ranks) for nested in pair])
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """The first one's parts but "values"; the second one's, "values.…" unless "values"."""
+        """Return both payloads' parts; the second compressor's part names begin with "values"."""
         first = dict(compiled(self.first, "encode")(tensor, key[0]))
         second = self.second.encode(first.pop(VALUES), key[1])
-        # Parts of the second stand below "values", or they could have the name of one of the first.
+        # The prefix "values." avoids name clashes between the parts of both payloads.
         outer = {n if n == VALUES else f"{VALUES}.{n}": part for n, part in second.items()}
         return first | outer
 
     def decode(self, payload: Payload) -> Tensor:
-        """What both say together, (n,)."""
+        """Return the tensor after decoding by both compressors, (n,)."""
         inner = {
             name.removeprefix(f"{VALUES}."): part
             for name, part in payload.items()
@@ -109,14 +112,14 @@ class Chain(Compressor):
         return self.first.decode({**first, VALUES: self.second.decode(inner)})
 
 
-def _unfit(second: Compressor) -> str | None:
-    """Why values cannot go through this compressor, or None."""
+def _unsupported_reason(second: Compressor) -> str | None:
+    """Return why a compressor cannot encode selected values, or None if it can."""
     if second.sparse or isinstance(second, Chain):
-        return "drops elements, which the first one has already done"
+        return "drops elements, as the first one already does"
     if second.memory:
-        return "keeps what it did not send, but at the next step other elements are chosen"
+        return "keeps unsent elements, but the first one selects others in the next step"
     if second.by_layer:
-        return "works on a layer's matrix, of which few elements are left"
+        return "needs whole matrices of layers, but the first one selects single elements"
     if second.votes:
-        return "counts votes, but ranks choose different elements"
+        return "counts votes by element, but ranks select different elements"
     return None

@@ -1,4 +1,4 @@
-"""What every compressor is: a generator between collectives, and the requests that it yields."""
+"""The base class of compressors: generators that yield requests for collectives."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.common.validated import Checked
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.residual_law import Waiting
+from labkit.compression.residual_law import ExpectedResidual
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"  # or a nest of such
-# To a mean the dense tensor, to a gather the payloads of all ranks; to begin with, None.
+State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"  # or nested tuples of tensors
+# What a reduction receives: the dense mean after `Mean`, all ranks' payloads after `Gather`; None
+# at the start.
 Answer: TypeAlias = "tf.Tensor"
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Asks for the mean of the ranks' values, summed on the way; all have the same shape."""
+    """A request for the mean over ranks of values of equal shape, computed by an allreduce."""
 
     value: Tensor
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Asks for the payloads of all ranks, in rank order."""
+    """A request for the payloads of all ranks, in rank order."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
 class SparseMean:
-    """Asks for the mean of sparse vectors, a dense tensor (length,); sums are merged on the way.
+    """A request for the mean of sparse vectors as a dense tensor (length,).
+
+    The allreduce merges sparse vectors instead of adding dense ones.
 
     Args:
-        indices: int32 (k,), ascending, each once.
-        values: (k,).
-        length: of the dense vector.
+        indices: The indices of the elements, int32 (k,), in ascending order, without duplicates.
+        values: The values of the elements, (k,).
+        length: The length of the dense vector.
     """
 
     indices: Tensor
@@ -57,11 +60,13 @@ Request: TypeAlias = Mean | Gather | SparseMean
 
 
 class Reduced(NamedTuple):
-    """What a reduction returns.
+    """The result of a reduction.
 
-    mean: what is applied, the same on all ranks. sent: what this rank has contributed, as the
-    others have understood it; the mean of `sent` over the ranks is `mean`, except for votes.
-    state: for the next step.
+    Attributes:
+        mean: The gradient to apply, the same on all ranks.
+        sent: The contribution of this rank as receivers decode it. The mean of `sent` over the
+            ranks equals `mean`, except for compressors that vote.
+        state: The compressor's state for the next step.
     """
 
     mean: Tensor
@@ -69,10 +74,13 @@ class Reduced(NamedTuple):
     state: State
 
 
-class TensorContext(NamedTuple):
-    """What one says to another one alone.
+class PeerMessage(NamedTuple):
+    """A compressed tensor for a single receiver.
 
-    payload: as it travels. sent: as the other one understands it. state: for the next time.
+    Attributes:
+        payload: The named vectors that are sent.
+        sent: The tensor that the receiver decodes.
+        state: The compressor's state for the next message.
     """
 
     payload: Payload
@@ -84,24 +92,24 @@ Reduction: TypeAlias = Generator[Request, Answer, Reduced]
 
 
 class Compressor(Checked):
-    """How a gradient is said in fewer bytes: fields are what a notebook names.
+    """The base class of compressors; fields are the user's options.
 
-    A simple compressor gives `encode` and `decode`, from which `reduce` follows; others write
-    `reduce` themselves. `encode` and `decode` are functions of TensorFlow without side effects:
-    what they need of the past is in `state`. Tensors are flat float32 or float64, (n,), unless
-    `by_layer`.
+    A simple compressor defines `encode` and `decode`, and inherits `reduce`; other compressors
+    define `reduce`. `encode` and `decode` are TensorFlow functions without side effects; everything
+    that a compressor remembers between steps is in `state`. Tensors are flat float32 or float64,
+    (n,), unless `by_layer` is true.
 
-    Its facts are attributes. Where fields decide, they are properties, of which the defaults
-    stand here.
+    Characteristics of a method, such as `linear`, are class attributes. Characteristics that depend
+    on fields are properties; the defaults are below.
 
     Attributes:
-        paper: author, year and number of the source, which the docstring cites in full.
-        votes: `mean` is not the mean of what ranks sent.
-        sparse: few elements are sent as they are, in the float part "values".
-        memory: the state keeps what was not sent, `residual`.
-        conserves: sent + residual = tensor + old residual.
-        xla: encode and decode are compiled by XLA.
-        eager: methods that are not compiled, since their shapes differ from step to step.
+        paper: The author, year and number of the source; the docstring has the full citation.
+        votes: Whether `mean` differs from the mean of the sent tensors, because ranks vote.
+        sparse: Whether few elements are sent, unchanged, in the floating-point part "values".
+        memory: Whether the state keeps the part of the gradient that was not sent, the `residual`.
+        conserves: Whether the conservation law sent + residual = tensor + old residual holds.
+        xla: Whether XLA compiles encode and decode.
+        eager: The methods that are not compiled, because tensor shapes differ between steps.
     """
 
     paper: ClassVar[str] = ""
@@ -114,22 +122,22 @@ class Compressor(Checked):
 
     @property
     def family(self) -> str:
-        """What it says less of: a name of `labkit.compression.FAMILIES`."""
-        raise NotImplementedError(f"{type(self).__name__} does not say of which family it is")
+        """The family of the compressor: a name of `labkit.compression.FAMILIES`."""
+        raise NotImplementedError(f"{type(self).__name__} must define family")
 
     @property
     def linear(self) -> bool:
-        """Whether payloads have one float part, "values", that may be summed on the way."""
+        """Whether payloads have one floating-point part, "values", that an allreduce may sum."""
         return False
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of what is decoded is what was encoded."""
+        """Whether the expectation of the decoded tensor is the encoded tensor."""
         return False
 
     @property
     def by_layer(self) -> bool:
-        """Whether it works on each layer's tensor in its own shape, not on a flat bucket."""
+        """Whether the compressor processes each layer's tensor in its shape, not flat buckets."""
         return False
 
     @property
@@ -139,52 +147,53 @@ class Compressor(Checked):
 
     @property
     def expansive(self) -> bool:
-        """Whether more may be lost than there is, so that feeding it back diverges."""
+        """Whether the error's norm can exceed the tensor's, so that error feedback diverges."""
         return False
 
     @property
     def rounding(self) -> float:
-        """Relative error of a sum on the way, where payloads are added in few bits."""
+        """The relative rounding error of a sum when an allreduce adds low-precision payloads."""
         return 0.0
 
     def check(self, optimizer: str, options: Mapping[str, JSON]) -> None:
-        """Refuse an optimizer, by its Keras name and arguments, that contradicts the method."""
+        """Raise InvalidInput if the compressor does not support the optimizer or its arguments."""
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """The state before the first step: here a key of random choices, int32 (2,).
+        """Return the state before the first step; by default a random key, int32 (2,).
 
         Args:
-            shape: of the tensors to come.
-            rank: whose state; random choices of ranks differ, unless `shared`.
-            seed: of random choices.
-            ranks: how many take part.
+            shape: The shape of the tensors.
+            rank: The rank that the state belongs to; random choices differ between ranks, unless
+                `shared` is true.
+            seed: The seed of random choices.
+            ranks: The number of ranks.
         """
         import tensorflow as tf
 
-        # A prime above any number of ranks: no rank of one seed has the key of another of the next.
+        # The factor is a prime above any number of ranks, so that two seeds that differ by 1 give
+        # no two ranks the same key.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """What is sent for a tensor.
+        """Return the payload of a tensor.
 
         Args:
-            tensor: flat, (n,).
-            key: int32 (2,), of random choices; another one in each step.
+            tensor: The flat tensor, (n,).
+            key: The key of random choices, int32 (2,), different in each step.
         """
-        raise NotImplementedError(f"{type(self).__name__} writes its own reduce")
+        raise NotImplementedError(f"{type(self).__name__} defines reduce instead")
 
     def decode(self, payload: Payload) -> Tensor:
-        """What a payload says, flat, (n,); it needs nothing but the payload."""
-        raise NotImplementedError(f"{type(self).__name__} writes its own reduce")
+        """Return the flat tensor (n,) that a payload encodes, from the payload alone."""
+        raise NotImplementedError(f"{type(self).__name__} defines reduce instead")
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Mean over the ranks: yields requests, receives their results, returns `Reduced`."""
+        """Compute the mean over ranks: yield requests, receive their results, return `Reduced`."""
         payload = compiled(self, "encode")(tensor, state)
         decode = compiled(self, "decode")
         if self.linear:
-            # Summed before it is decoded: that is what `linear` allows, and what saves work on the
-            # way.
+            # Linear payloads are summed before decoding, so that each rank decodes one sum.
             mean = decode({**payload, "values": (yield Mean(payload["values"]))})
             sent = decode(payload)
         else:
@@ -194,62 +203,62 @@ class Compressor(Checked):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """What `reduce` asks for of a tensor of this shape, and the bytes that a rank brings to it.
+        """Return the requests that `reduce` yields for a tensor, each with the bytes a rank sends.
 
         Args:
-            shape: of the tensor, float32.
-            payload: bytes of what `encode` makes of it.
+            shape: The shape of the float32 tensor.
+            payload: The size of the tensor's payload, in bytes.
         """
         return ((Mean if self.linear else Gather, payload),)
 
     def unsupported_reason(self) -> str:
-        """Why servers and workers cannot say vectors to each other so; "" where they can."""
+        """Return why the compressor cannot encode messages to a single receiver; "" if it can."""
         if self.votes:
-            return "is a vote of all ranks, of whom a server hears one at a time"
+            return "is a vote of all ranks, but a server receives one rank's message at a time"
         if self.expansive:
             return (
-                "may lose more than it is given, which the next answer of a server would have to "
-                "make up for, and so on without end"
+                "has an error that can exceed the tensor, so that the errors of a server's "
+                "answers would accumulate without bound"
             )
         return ""
 
     @property
     def without_memory(self) -> Compressor:
-        """The same without a memory of what was not sent."""
+        """The same compressor without a residual."""
         return self
 
-    def say(self, tensor: Tensor, state: State) -> TensorContext:
-        """What one says to another one alone; only where `unsaid` has nothing against it."""
+    def compress(self, tensor: Tensor, state: State) -> PeerMessage:
+        """Compress a tensor for a single receiver; `unsupported_reason` must be empty."""
         import tensorflow as tf
 
         payload = compiled(self, "encode")(tensor, state)
-        sent = tf.cast(tf.reshape(self.understand(payload), tensor.shape), tensor.dtype)
-        return TensorContext(payload, sent, next_key(state))
+        sent = tf.cast(tf.reshape(self.decompress(payload), tensor.shape), tensor.dtype)
+        return PeerMessage(payload, sent, next_key(state))
 
-    def understand(self, payload: Payload) -> Tensor:
-        """What was said, flat."""
+    def decompress(self, payload: Payload) -> Tensor:
+        """Return the flat tensor that the payload of a single sender encodes."""
         return compiled(self, "decode")(payload)
 
     def residual(self, state: State) -> Tensor | None:
-        """What the state carries over to the next step, or None for compressors without memory."""
+        """Return the residual that the state holds, or None for compressors without memory."""
         return None
 
-    def waiting(self, ranks: int) -> Waiting | None:
-        """New books of what must wait by the method's law; None: it has no such law.
+    def expected_residual(self, ranks: int) -> ExpectedResidual | None:
+        """Return a new `ExpectedResidual` for verification; None without a conservation law.
 
         Args:
-            ranks: how many take part.
+            ranks: The number of ranks.
         """
-        return Waiting() if self.conserves else None
+        return ExpectedResidual() if self.conserves else None
 
     def to_json(self) -> dict[str, JSON]:
-        """Name and fields."""
+        """Return the compressor's name and its fields as a JSON object."""
         return {"name": type(self).__name__, **self.model_dump(mode="json")}
 
     def average(self, payloads: Sequence[Payload]) -> Tensor:
-        """What the payloads of all ranks say together."""
+        """Return the mean of the decoded payloads of all ranks."""
         decode = compiled(self, "decode")
-        # One after the other: all decoded at a time would take ranks times the memory.
+        # Payloads are decoded one by one, to hold only one decoded tensor in memory at a time.
         total = decode(payloads[0])
         for payload in payloads[1:]:
             total = total + decode(payload)
@@ -257,62 +266,62 @@ class Compressor(Checked):
 
 
 def next_key(key: Tensor) -> Tensor:
-    """The key of the next step's random choices."""
+    """Return the key of the next step's random choices."""
     import tensorflow as tf
 
-    # The first number is a rank's own, so that no two ever draw alike.
+    # The first number of a key is unique to a rank, so that keys of different ranks never agree.
     return key + tf.constant([0, 1], tf.int32)
 
 
 @lru_cache(maxsize=256)
 def compiled(compressor: Compressor, method: str) -> tf.types.experimental.PolymorphicFunction:
-    """A method of a compressor as a compiled function of TensorFlow."""
+    """Return a method of a compressor as a compiled TensorFlow function."""
     import tensorflow as tf
 
     if method in compressor.eager:
         return getattr(compressor, method)
-    # Without AutoGraph: these are operations only, and it would translate each again.
+    # AutoGraph is off, because the methods have no Python control flow to convert.
     return tf.function(getattr(compressor, method), jit_compile=compressor.xla, autograph=False)
 
 
-def in_one_loop(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """What `work` makes of tensors, by XLA in one loop, while a function is traced that is not its.
+def run_fused(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Run a function as a separate XLA-compiled cluster inside a traced TensorFlow function.
 
-    For passes that must stay apart: XLA joins all that it is given, and computes again for each
-    reader what two of them read.
+    Separate clusters keep passes over memory apart: XLA fuses all operations of a cluster, and
+    repeats shared computations for each consumer.
     """
     import tensorflow as tf
 
-    if tf.executing_eagerly():  # shapes differ from call to call: each would be compiled
-        return work(*tensors)
-    return tf.function(work, jit_compile=True, autograph=False)(*tensors)
+    if tf.executing_eagerly():  # avoids one compilation per shape
+        return function(*tensors)
+    return tf.function(function, jit_compile=True, autograph=False)(*tensors)
 
 
-# Name to class; filled where all members are known, in the package's `__init__`.
+# Compressor classes by name; the package's `__init__` fills this table.
 COMPRESSORS: dict[str, type[Compressor]] = {}
 
 
 def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
-    """The compressor that is meant: itself, its name, or a mapping of its name and fields.
+    """Return the compressor that an object, a name, or a mapping of name and fields describes.
 
     Raises:
-        InvalidInput: an unknown name, or fields that the compressor does not have.
+        InvalidInput: The name is unknown, or the compressor does not have the fields.
     """
     if isinstance(value, Compressor):
         return value
     if isinstance(value, str):
         return lookup(COMPRESSORS, value, "compressor")()
     if isinstance(value, Mapping):
-        # A copy, for the name is taken out of it.
+        # The mapping is copied, because its name is removed below.
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(
-        f"{value!r} is no compressor: give one, its name ('TopK'), or a mapping of its name and "
-        "fields ({'name': 'TopK', 'ratio': 0.01})"
+        f"{value!r} is not a compressor: give a compressor, its name ('TopK'), or a mapping of "
+        "its name and fields ({'name': 'TopK', 'ratio': 0.01})"
     )
 
 
-# A field that holds a compressor: given as an object, as a name, or as it stands in JSON.
+# A field type for compressors, which accepts an object, a name, or the JSON form.
 Nested = Annotated[
     Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())
 ]

@@ -1,4 +1,4 @@
-"""The greatest elements of a momentum that waits."""
+"""Deep Gradient Compression: ranks send the largest elements of an accumulated momentum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from labkit.common.errors import InvalidInput
-from labkit.compression.blocks import greatest
+from labkit.compression.blocks import max_magnitudes
 from labkit.compression.compressor import (
     Compressor,
     Reduced,
@@ -18,36 +18,37 @@ from labkit.compression.compressor import (
     SparseMean,
     State,
     compiled,
-    in_one_loop,
     next_key,
+    run_fused,
 )
 from labkit.compression.payload import Tensor
-from labkit.compression.residual_law import Waiting
+from labkit.compression.residual_law import ExpectedResidual
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
 
-STAGES = 4  # of the warm-up: 75, 93.75, 98.4375 and 99.6 % are not sent
+STAGES = 4  # of the warm-up; unsent: 75, 93.75, 98.4375 and 99.6 %
 
 
 class DGC(Compressor):
-    r"""Momentum on each rank before the sum; what is great enough is sent, the rest waits.
+    r"""Each rank applies momentum locally, and sends the largest accumulated elements.
 
-    \(u \leftarrow m u + g\), \(v \leftarrow v + u\); the greatest of v are sent; where they
-    stood, v and u become zero (momentum factor masking). Conserved: v after + sent = v before +
-    u. Training starts with more: \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements, a quarter
-    of the warm-up each. The optimizer must have no momentum of its own.
+    \(u \leftarrow m u + g\), \(v \leftarrow v + u\), where g is the gradient. The largest elements
+    of v are sent, and u and v are reset to zero at the sent indices (momentum factor masking).
+    Conservation law: v after + sent = v before + u. In the four quarters of the warm-up, fractions
+    of \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements are sent. The optimizer must be SGD
+    without momentum, because DGC applies the momentum.
 
     Args:
-        ratio: of the elements, how many are sent after the warm-up.
-        momentum: m; 0: none.
-        clip_norm: of the mean gradient. Each rank's own is scaled down to at most this norm times
-            the root of the number of ranks: the mean of independent ones then has it; None: no
-            clipping.
-        warmup_steps: steps until `ratio` is reached; 0: at once.
+        ratio: The fraction of elements that are sent after the warm-up.
+        momentum: The momentum m; 0: none.
+        clip_norm: The maximum norm of the mean gradient. Each rank clips its gradient to
+            `clip_norm` times the square root of the number of ranks. The mean of independent
+            gradients then has a norm of at most about `clip_norm`. None: no clipping.
+        warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
-    1712.01887. Differs from it: the norm that is clipped is that of a bucket, not of all layers
-    together; the threshold comes from a sample of 64 n/k elements; no Nesterov momentum.
+    1712.01887. Differs from it: the norm of a bucket is clipped, not the norm of all layers
+    together; the threshold is estimated from a sample of 64 n/k elements; no Nesterov momentum.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -60,127 +61,132 @@ class DGC(Compressor):
     warmup_steps: NonNegativeInt = 0
 
     def check(self, optimizer: str, options: Mapping[str, Any]) -> None:
-        """The momentum is in here: the optimizer must be SGD without any."""
+        """Raise InvalidInput unless the optimizer is SGD without momentum, which DGC applies."""
         if optimizer != "sgd" or options.get("momentum"):
             momentum = f" with momentum={options['momentum']}" if options.get("momentum") else ""
             raise InvalidInput(
-                "DGC corrects the momentum of SGD itself, which "
-                f"optimizer={optimizer!r}{momentum} would apply twice; use "
-                "optimizer='sgd' without momentum, and DGC(momentum=…)"
+                "DGC applies the momentum of SGD itself, which "
+                f"optimizer={optimizer!r}{momentum} would apply twice; use optimizer='sgd' "
+                "without momentum, and DGC(momentum=…)"
             )
 
     def unsupported_reason(self) -> str:
-        """A server answers with weights."""
+        """Return why DGC is unsupported: servers answer with weights, which have no momentum."""
         return (
-            "keeps the momentum of gradients, but servers answer with differences of weights, "
+            "has a momentum of gradients, but servers answer with differences of weights, "
             "which have none"
         )
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Key; velocity u and accumulation v, zeros; the norm that this many ranks clip to."""
+        """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
         import tensorflow as tf
 
-        # The paper's 1/sqrt(n) is for parts of a sum; here each rank brings n times its part.
+        # The paper's ranks sum gradients and clip by 1/sqrt(n); here gradients, n times larger, are
+        # averaged.
         limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 
     def density(self, step: int) -> float:
-        """Share of the elements that is sent in a step, counted from 0."""
+        """Return the fraction of elements that a step sends; steps count from 0."""
         if step >= self.warmup_steps:
             return self.ratio
         return max(self.ratio, 0.25 ** (1 + step * STAGES // self.warmup_steps))
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Mean of what ranks send of their accumulations."""
+        """Compute the mean of the sparse vectors that ranks send."""
 
-        key, velocity, waiting, limit = state
-        density = self.density(int(key[1]))  # a key counts the steps
-        take = compiled(self, "take")
-        indices, values, velocity, waiting = take(tensor, velocity, waiting, limit, key, density)
+        key, velocity, accumulation, limit = state
+        density = self.density(int(key[1]))  # the second number of a key is the step
+        select = compiled(self, "select")
+        indices, values, velocity, accumulation = select(
+            tensor, velocity, accumulation, limit, key, density
+        )
         length = tensor.shape[0]
         mean = yield SparseMean(indices, values, length)
         sent = scatter(indices, values, length)
-        return Reduced(mean, sent, (next_key(key), velocity, waiting, limit))
+        return Reduced(mean, sent, (next_key(key), velocity, accumulation, limit))
 
-    def take(
+    def select(
         self,
         tensor: Tensor,
         velocity: Tensor,
-        waiting: Tensor,
+        accumulation: Tensor,
         limit: Tensor,
         key: Tensor,
         density: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices and values (k,) of what is sent; velocity and accumulation (n,) without it."""
+        """Return the sent indices and values (k,), and the new velocity and accumulation (n,)."""
         import tensorflow as tf
 
-        # In one loop over all three; the search behind it has shapes that XLA cannot know.
-        velocity, waiting = in_one_loop(self.accumulate, tensor, velocity, waiting, limit)
-        indices, values = TopK(ratio=density).select(waiting, key)
-        # Momentum factor masking: what was sent shall not push once more. In place, for both were
-        # made here, and the search, which alone has read them, has come to its end.
+        # A single XLA loop updates velocity and accumulation. The selection is outside, because XLA
+        # cannot know its shapes.
+        velocity, accumulation = run_fused(self.accumulate, tensor, velocity, accumulation, limit)
+        indices, values = TopK(ratio=density).select(accumulation, key)
+        # Momentum factor masking: sent elements lose their velocity. The update in place waits for
+        # the selection, the only other reader of both vectors.
         with tf.control_dependencies([indices, values]):
-            velocity, waiting = (
-                tf.raw_ops.InplaceUpdate(x=each, i=indices, v=tf.zeros_like(values))
-                for each in (velocity, waiting)
+            velocity, accumulation = (
+                tf.raw_ops.InplaceUpdate(x=vector, i=indices, v=tf.zeros_like(values))
+                for vector in (velocity, accumulation)
             )
-        return indices, values, velocity, waiting
+        return indices, values, velocity, accumulation
 
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """A sum of sparse vectors."""
+        """Return the one request that `reduce` yields: a sparse mean."""
         return ((SparseMean, payload),)
 
     def accumulate(
-        self, tensor: Tensor, velocity: Tensor, waiting: Tensor, limit: Tensor
+        self, tensor: Tensor, velocity: Tensor, accumulation: Tensor, limit: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Velocity and accumulation with a step's gradient; both (n,)."""
+        """Return the velocity and the accumulation after a step's gradient is added; both (n,)."""
         import tensorflow as tf
 
         if self.clip_norm is not None:
             tensor = _clipped(tensor, tf.cast(limit, tensor.dtype))
         velocity = self.momentum * tf.cast(velocity, tensor.dtype) + tensor
-        return velocity, tf.cast(waiting, tensor.dtype) + velocity
+        return velocity, tf.cast(accumulation, tensor.dtype) + velocity
 
     def residual(self, state: State) -> Tensor:
-        """The accumulation v, (n,)."""
+        """Return the accumulation v, (n,)."""
         return state[2]
 
-    def waiting(self, ranks: int) -> Waiting:
-        """Books of the accumulation v, by the paper's law."""
-        return Accumulated(self, ranks)
+    def expected_residual(self, ranks: int) -> ExpectedResidual:
+        """Return a new computation of the expected accumulation v, by the paper's formulas."""
+        return ExpectedAccumulation(self, ranks)
 
 
 def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
-    """The tensor with a 2-norm of at most the limit; squares of its elements may be infinite."""
+    """Return the tensor clipped to 2-norm `limit`, without overflow in squares of elements."""
     import tensorflow as tf
 
-    most = greatest(tensor, None)
-    shares = tf.math.divide_no_nan(tensor, most)
-    norm = tf.sqrt(tf.reduce_sum(shares * shares))
-    return tf.where(norm * most > limit, shares * (limit / norm), tensor)
+    largest = max_magnitudes(tensor, None)
+    scaled = tf.math.divide_no_nan(tensor, largest)
+    norm = tf.sqrt(tf.reduce_sum(scaled * scaled))
+    return tf.where(norm * largest > limit, scaled * (limit / norm), tensor)
 
 
-class Accumulated(Waiting):
-    r"""What waits is all velocities, less all that was sent; what was sent has no velocity left.
+class ExpectedAccumulation(ExpectedResidual):
+    r"""The expected accumulation: the sum of all velocities minus the sum of all sent tensors.
 
-    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where M marks the
-    elements that were sent and g is clipped: momentum correction and factor masking of the paper.
+    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where M is 1 at
+    sent elements and g is the clipped gradient. These are the paper's momentum correction and
+    factor masking.
     """
 
     def __init__(self, compressor: DGC, ranks: int) -> None:
         super().__init__()
         self._momentum, norm = compressor.momentum, compressor.clip_norm
-        # Rounded as the compressor keeps it.
+        # The limit is rounded to float32, as in the compressor's state.
         self._limit = None if norm is None else float(np.float32(norm * ranks**0.5))
         self._velocity: np.ndarray | float = 0.0
 
-    def after(self, given: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """What must wait after one more step; all of them (n,)."""
-        wide = given.astype(np.float64)
+    def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
+        """Return the expected accumulation after one more step; all arrays are (n,)."""
+        clipped = gradient.astype(np.float64)
         if self._limit is not None:
-            wide *= self._limit / max(float(np.linalg.norm(wide)), self._limit)
-        velocity = self._momentum * self._velocity + wide
+            clipped *= self._limit / max(float(np.linalg.norm(clipped)), self._limit)
+        velocity = self._momentum * self._velocity + clipped
         self._velocity = np.where(sent != 0, 0.0, velocity)
         return super().after(velocity, sent)

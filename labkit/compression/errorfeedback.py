@@ -1,4 +1,4 @@
-"""What a compressor did not send is sent later."""
+"""Error feedback: the part of a gradient that was not sent (residual) is sent later."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from pydantic import Field, field_validator
 from labkit.compression.compressor import (
     Compressor,
     Nested,
+    PeerMessage,
     Reduced,
     Reduction,
     Request,
     State,
-    TensorContext,
 )
 from labkit.compression.payload import Payload, Tensor
 
 
 class ErrorFeedback(Compressor):
-    r"""Adds to each gradient what of the earlier ones has not been sent.
+    r"""Adds the residual, the unsent part of earlier gradients, to each gradient.
 
-    \(c = g + e\); \(\hat c\) is sent by the inner compressor; \(e \leftarrow c - \hat c\).
-    Nothing is lost: sent + residual = gradient + old residual.
+    With the residual e, the inner compressor encodes \(c = g + e\), receivers decode \(\hat c\),
+    and \(e \leftarrow c - \hat c\). No part of a gradient is lost: sent + residual = gradient + old
+    residual.
 
     Args:
-        inner: the compressor, or its name, or a mapping of its name and fields.
+        inner: The compressor of gradient plus residual: an object, its name, or a mapping of its
+            name and fields.
 
     Raises:
-        InvalidInput: the inner one has a memory of its own, or votes, or sends more than there is.
+        InvalidInput: The inner compressor has a memory, or votes, or may have an error that exceeds
+            the compressor's input.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599; S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
-    and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the
-    residual is in units of the gradient, not of the step: a learning rate that changes applies
-    to what was left over before the change, too.
+    and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the residual
+    is in units of the gradient, not of the step, so that a change of the learning rate also applies
+    to the earlier residual.
     """
 
     paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"
@@ -50,81 +53,81 @@ class ErrorFeedback(Compressor):
         name = type(inner).__name__
         if inner.memory:
             raise ValueError(
-                f"ErrorFeedback(inner={name}): {name} already keeps what it did not send; use it "
-                "alone"
+                f"ErrorFeedback(inner={name}): {name} already keeps the unsent rest; use it alone"
             )
         if inner.votes:
             raise ValueError(
-                f"ErrorFeedback(inner={name}): a vote is not the mean of what ranks sent, so that "
-                "there is nothing to conserve; use it alone, or OneBit"
+                f"ErrorFeedback(inner={name}): a vote is not the mean of the sent tensors, so "
+                "that there is no conservation law; use it alone, or OneBit"
             )
         if inner.expansive:
             raise ValueError(
-                f"ErrorFeedback(inner={inner!r}): what it loses in a step may be larger than what "
-                "it was given, so that the residual would grow for ever; use it alone, or one that "
-                "loses less: QSGD(levels=127), RandomK(rescale=False), OneBit, TopK, …"
+                f"ErrorFeedback(inner={inner!r}): the error of a step can exceed the gradient, "
+                "so that the residual would grow without bound; use it alone, or a compressor "
+                "with a smaller error: QSGD(levels=127), RandomK(rescale=False), OneBit, "
+                "TopK, …"
             )
         return inner
 
     @property
     def family(self) -> str:
-        """That of the inner one."""
+        """The family of the inner compressor."""
         return self.inner.family
 
     @property
     def by_layer(self) -> bool:
-        """Works on each layer's tensor in its own shape."""
+        """Whether the inner compressor processes each layer's tensor in its shape."""
         return self.inner.by_layer
 
     @property
     def rounding(self) -> float:
-        """Relative error of a sum on the way."""
+        """The relative rounding error of a sum in an allreduce, from the inner compressor."""
         return self.inner.rounding
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """A residual of zero and the inner compressor's state."""
+        """Return the initial state: a residual of zero, and the inner compressor's state."""
         import tensorflow as tf
 
         return tf.zeros(shape), self.inner.start(shape, rank, seed, ranks)
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """The inner compressor's reduction of gradient and residual."""
+        """Compute the mean over ranks of gradient plus residual, by the inner compressor."""
         import tensorflow as tf
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
-        # The inner one asks for its own collectives; this one never needs to know which.
+        # The requests of the inner compressor pass through to the caller.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
 
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """What the inner one asks for."""
+        """Return the requests that the inner compressor's `reduce` yields."""
         return self.inner.collectives(shape, payload)
 
     def unsupported_reason(self) -> str:
-        """As of the inner one."""
+        """Return why the inner compressor cannot encode for a single receiver; "" if it can."""
         return self.inner.unsupported_reason()
 
     @property
     def without_memory(self) -> Compressor:
-        """The inner one."""
+        """The inner compressor."""
         return self.inner
 
-    def say(self, tensor: Tensor, state: State) -> TensorContext:
-        """What the inner compressor says of gradient and residual."""
+    def compress(self, tensor: Tensor, state: State) -> PeerMessage:
+        """Compress the sum of tensor and residual for a single receiver."""
         import tensorflow as tf
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
-        payload, sent, inner = self.inner.say(corrected, inner)
-        return TensorContext(payload, sent, (corrected - sent, inner))
+        payload, sent, inner = self.inner.compress(corrected, inner)
+        return PeerMessage(payload, sent, (corrected - sent, inner))
 
-    def understand(self, payload: Payload) -> Tensor:
-        """As the inner one does."""
-        return self.inner.understand(payload)
+    def decompress(self, payload: Payload) -> Tensor:
+        """Return the tensor that the inner compressor decodes."""
+        return self.inner.decompress(payload)
 
     def residual(self, state: State) -> Tensor:
-        """What has not been sent yet, in the tensor's shape."""
+        """Return the residual, in the tensor's shape."""
         return state[0]

@@ -1,4 +1,4 @@
-"""The families of compressors, by what of a gradient they say less of."""
+"""The families of compressors, by the method that makes a gradient smaller."""
 
 from __future__ import annotations
 
@@ -12,39 +12,50 @@ from labkit.compression.compressor import COMPRESSORS, Compressor
 
 FAMILIES = MappingProxyType(
     {
-        "quantization": "fewer bits an element",
+        "quantization": "fewer bits per element",
         "sparsification": "fewer elements",
         "low rank": "factors of fewer dimensions",
-        "hybrid": "two of these, one after the other",
+        "hybrid": "two of these in sequence",
     }
 )
 
 
 @cache
 def samples() -> tuple[Compressor, ...]:
-    """Each compressor with its defaults, and those that wrap others around all that fit.
+    """Return all compressors with default fields, and all supported wrappers around these.
 
-    Of numbers without a default any will do: 1.
+    Required numeric fields without a default are 1.
     """
     kinds = COMPRESSORS.values()
-    simple = [kind(**dict.fromkeys(_needed(kind), 1)) for kind in kinds if not _inner(kind)]
-    around = [compressor for kind in kinds if _inner(kind) for compressor in _around(kind, simple)]
-    return (*simple, *around)
+    plain = [
+        kind(**dict.fromkeys(_required_fields(kind), 1))
+        for kind in kinds
+        if not _compressor_fields(kind)
+    ]
+    wrappers = [
+        compressor
+        for kind in kinds
+        if _compressor_fields(kind)
+        for compressor in _wrap(kind, plain)
+    ]
+    return (*plain, *wrappers)
 
 
-def _needed(kind: type[Compressor]) -> list[str]:
+def _required_fields(kind: type[Compressor]) -> list[str]:
     return [name for name, field in kind.model_fields.items() if field.is_required()]
 
 
-def _inner(kind: type[Compressor]) -> list[str]:
-    """The fields that must hold another compressor."""
-    return [name for name in _needed(kind) if kind.model_fields[name].annotation is Compressor]
+def _compressor_fields(kind: type[Compressor]) -> list[str]:
+    """Return the required fields that hold another compressor."""
+    return [
+        name for name in _required_fields(kind) if kind.model_fields[name].annotation is Compressor
+    ]
 
 
-def _around(kind: type[Compressor], simple: Sequence[Compressor]) -> Iterator[Compressor]:
-    names = _inner(kind)
-    for chosen in product(simple, repeat=len(names)):
+def _wrap(kind: type[Compressor], plain: Sequence[Compressor]) -> Iterator[Compressor]:
+    names = _compressor_fields(kind)
+    for compressors in product(plain, repeat=len(names)):
         try:
-            yield kind(**dict(zip(names, chosen, strict=True)))
-        except InvalidInput:  # it says itself what makes no sense
+            yield kind(**dict(zip(names, compressors, strict=True)))
+        except InvalidInput:  # the wrapper rejects unsupported pairs
             continue

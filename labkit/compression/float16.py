@@ -1,4 +1,4 @@
-"""Half precision on the wire."""
+"""Float16: messages in IEEE half precision."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class Float16(Compressor):
-    r"""IEEE half precision, 2 bytes an element, summed on the way.
+    r"""IEEE half precision, 2 bytes per element, summed by an allreduce.
 
     \(\hat g = \mathrm{fp16}(g)\), \(|\hat g - g| \le 2^{-11} |g|\) for
-    \(6.1 \cdot 10^{-5} \le |g| \le 65504\); less is rounded to a multiple of \(6 \cdot 10^{-8}\),
-    more is infinite. What is decoded is float32, whatever was encoded. A sum that passes 65504
-    on the way is infinite, too.
+    \(6.1 \cdot 10^{-5} \le |g| \le 65504\); smaller values are rounded to a multiple of \(6 \cdot
+    10^{-8}\), larger values become infinite. Partial sums in the allreduce that exceed 65504 become
+    infinite, too. The decoded tensor is float32, also for float64 input.
 
     Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740. Differs from
-    it: here only the wire has half precision; how the model computes is the policy's concern.
+    it: only messages have half precision; the dtype policy determines the model's precision.
     """
 
     family: ClassVar[str] = "quantization"
@@ -26,13 +26,13 @@ class Float16(Compressor):
     rounding: ClassVar[float] = 2.0**-11
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Values in half precision, float16 (n,)."""
+        """Return the values in half precision, float16 (n,)."""
         import tensorflow as tf
 
         return {"values": tf.cast(tensor, tf.float16)}
 
     def decode(self, payload: Payload) -> Tensor:
-        """The values as float32 (n,)."""
+        """Return the values as float32 (n,)."""
         import tensorflow as tf
 
         return tf.cast(payload["values"], tf.float32)

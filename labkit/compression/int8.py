@@ -1,4 +1,4 @@
-"""Eight bits an element and a scale."""
+"""8-bit quantization: an integer per element and a scale per block."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from labkit.compression.blocks import greatest, scaled
+from labkit.compression.blocks import max_magnitudes, scale_blocks
 from labkit.compression.compressor import Compressor, Reduced, Reduction, State
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.sizes import lowered
+from labkit.compression.sizes import finite_products
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-NAN = -128.0  # the code of what is not a number; a maximum may have passed over it
+NAN = -128.0  # the code of NaN, because the maximum may ignore NaN
 
 
 class Int8(Compressor):
-    r"""Whole numbers from -127 to 127 and the greatest size, 1 byte an element.
+    r"""1 byte per element: integers from -127 to 127, scaled by the maximal magnitude.
 
     \(q = \mathrm{round}(127\, g / m)\), \(m = \max |g|\), \(\hat g = q\, m / 127\);
-    \(|\hat g - g| \le m / 254\): rounded to the nearest, so that what is lost is not zero in
-    expectation; `ErrorFeedback` sends it later.
+    \(|\hat g - g| \le m / 254\). Rounding to nearest is biased; `ErrorFeedback` sends the rounding
+    error later.
 
     Args:
-        block: consecutive elements that share a scale; None: the whole bucket.
-        channels: a scale for each output channel of each layer (the last axis of its weights)
-            instead; layers then go by themselves.
+        block: The number of consecutive elements that share a scale; None: the whole bucket.
+        channels: Whether each output channel of a layer (the last axis of the layer's weights) has
+            a separate scale. Layers are then compressed separately.
 
     Source: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016, arXiv
-    1511.04561. Differs from it: linear, symmetric steps instead of its dynamic tree; what ranks
-    send is averaged in full precision, not rounded again on the way.
+    1511.04561. Differs from it: linear, symmetric steps instead of the paper's dynamic tree; the
+    ranks' decoded tensors are averaged in full precision, without a second rounding.
     """
 
     family: ClassVar[str] = "quantization"
@@ -53,11 +53,11 @@ class Int8(Compressor):
 
     @property
     def by_layer(self) -> bool:
-        """Works on each layer's tensor in its own shape."""
+        """Whether the compressor processes each layer's tensor in its shape."""
         return self.channels
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Mean over the ranks, in the tensor's shape."""
+        """Compute the mean over the ranks, in the tensor's shape."""
         import tensorflow as tf
 
         mean, sent, state = yield from super().reduce(tensor, state)
@@ -66,39 +66,39 @@ class Int8(Compressor):
         return Reduced(mean, sent, state)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Numbers "codes", int8 (n,), and "scales" (blocks,), in the tensor's precision."""
+        """Return "codes", int8 (n,), and "scales" (blocks,), in the tensor's precision."""
         import tensorflow as tf
 
         if self.channels and len(tensor.shape) > 1:
             return self._by_channel(tensor)
         tensor = tf.reshape(tensor, [-1])
-        scales = lowered(greatest(tensor, self.block))
+        scales = finite_products(max_magnitudes(tensor, self.block))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
-        steps = tf.where(tf.math.is_finite(steps), steps, 0)  # of a block all but zero: zero
-        return {"codes": _codes(scaled(tensor, steps, self.block)), "scales": scales}
+        steps = tf.where(tf.math.is_finite(steps), steps, 0)  # a block of tiny values becomes zero
+        return {"codes": _codes(scale_blocks(tensor, steps, self.block)), "scales": scales}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Numbers times scales, (n,)."""
+        """Return codes times scales, (n,)."""
         import tensorflow as tf
 
         scales = payload["scales"]
         if self.channels:
             codes = tf.reshape(_values(payload["codes"], scales.dtype), [-1, tf.size(scales)])
             return tf.reshape(codes * (scales / 127), [-1])
-        return scaled(_values(payload["codes"], scales.dtype), scales / 127, self.block)
+        return scale_blocks(_values(payload["codes"], scales.dtype), scales / 127, self.block)
 
     def _by_channel(self, tensor: Tensor) -> Payload:
         import tensorflow as tf
 
         rows = tf.reshape(tensor, [-1, tensor.shape[-1]])  # (inputs, channels)
-        scales = lowered(tf.reduce_max(tf.abs(rows), 0))
+        scales = finite_products(tf.reduce_max(tf.abs(rows), 0))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
         steps = tf.where(tf.math.is_finite(steps), steps, 0)
         return {"codes": tf.reshape(_codes(rows * steps), [-1]), "scales": scales}
 
 
 def _codes(values: Tensor) -> Tensor:
-    """Values from -127 to 127, rounded, int8."""
+    """Return values from -127 to 127 rounded to int8; NaN becomes the code -128."""
     import tensorflow as tf
 
     return tf.cast(
@@ -107,7 +107,7 @@ def _codes(values: Tensor) -> Tensor:
 
 
 def _values(codes: Tensor, dtype: tf.DType) -> Tensor:
-    """What the codes stand for."""
+    """Return the codes as floating-point values, before scaling."""
     import tensorflow as tf
 
     values = tf.cast(codes, dtype)

@@ -1,4 +1,4 @@
-"""All ranks of a reduction in one process, without MPI: generators stepped side by side."""
+"""Simulation of all ranks of a compressed reduction in one process, without MPI."""
 
 from __future__ import annotations
 
@@ -23,42 +23,45 @@ def reduce_all(
     compressor: Compressor,
     tensors: Sequence[Tensor],
     states: Sequence[State],
-    asked: Callable[[Sequence[Request]], None] = lambda requests: None,
+    on_requests: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> list[Reduced]:
-    """What each rank's reduction returns, when rank r brings `tensors[r]` and `states[r]`.
+    """Return the result on each rank r, which reduces `tensors[r]` from `states[r]`.
 
     Args:
-        compressor: of all.
-        tensors, states: by rank.
-        asked: told of each collective, the requests of all ranks.
+        compressor: The compressor of all ranks.
+        tensors, states: The gradient and the compressor state of each rank, in rank order.
+        on_requests: Function that is called before each collective with the requests of all ranks.
     """
     reductions = [compressor.reduce(t, s) for t, s in zip(tensors, states, strict=True)]
     answers: list[Any] = [None] * len(reductions)
     while True:
-        requests, ended = [], []
+        requests, results = [], []
         for reduction, answer in zip(reductions, answers, strict=True):
             try:
-                # The first answer is None, as a generator that has not begun wants it.
+                # The first answer is None, because a new generator accepts only None.
                 requests.append(reduction.send(answer))
             except StopIteration as end:
-                ended.append(end.value)
-        if ended and requests:
-            raise LabkitError(f"{compressor!r}: some ranks ended while others ask for a collective")
-        if ended:
-            return ended
-        asked(requests)
+                results.append(end.value)
+        if results and requests:
+            raise LabkitError(
+                f"{compressor!r}: some ranks have finished while others request a collective"
+            )
+        if results:
+            return results
+        on_requests(requests)
         answers = [reply_to(requests)] * len(reductions)
 
 
 def reply_to(requests: Sequence[Request]) -> Any:
-    """What all ranks receive for the requests that they yielded together, by rank."""
+    """Return the result of one collective, given the requests of all ranks in rank order."""
     first, ranks = requests[0], len(requests)
     if isinstance(first, Gather):
         return [request.payload for request in requests if isinstance(request, Gather)]
     total: Any = None
     for request in requests:
         if isinstance(request, SparseMean):
-            # Divided while they are few, as ranks do it.
+            # Values are divided before the scatter, as MPI ranks do, because the sparse vector is
+            # short.
             value = scatter(request.indices, request.values / ranks, request.length)
         elif isinstance(request, Mean):
             value = request.value

@@ -1,26 +1,27 @@
-"""A sign an element, and what the signs stand for."""
+"""1-bit SGD: one sign per element, and the mean value of each sign."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from labkit.compression.bits import pack, stretches, unpack
+from labkit.compression.bits import pack, split_ranges, unpack
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
-from labkit.compression.sizes import lowered
+from labkit.compression.sizes import finite_products
 
 
 class OneBit(Compressor):
-    r"""1 bit an element: the mean of all that are positive, or the mean of all others.
+    r"""1 bit per element selects one of two means: of all positive, or of all other elements.
 
     \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) where \(g_i > 0\), else
-    \(\mathrm{mean}\{g_j : g_j \le 0\}\): of all pairs of values the one with the least squared
-    error. The paper's method is `ErrorFeedback(OneBit())`; without feedback it may not converge.
+    \(\mathrm{mean}\{g_j : g_j \le 0\}\): no other pair of values has a smaller squared error for
+    these signs. The paper's method is `ErrorFeedback(OneBit())`; without error feedback, training
+    may not converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
-    Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs
-    from it: one pair of means for a bucket, not one for each column of a weight matrix; the mean
-    of the ranks is not quantized again.
+    Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
+    it: one pair of means per bucket, not per column of a weight matrix; the mean over the ranks is
+    not quantized again.
     """
 
     family: ClassVar[str] = "quantization"
@@ -28,25 +29,25 @@ class OneBit(Compressor):
     xla: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Packed "signs", uint8, "means" (2,) of others and positive ones, "length", int32 (1,)."""
+        """Return "signs" (packed, uint8), "means" (2,) for minus and plus, and "length" (1,)."""
         import tensorflow as tf
 
         signs = pack(tf.cast(tensor > 0, tf.uint8), 1)
-        # Counted in the packed bytes, of which there are 8 times fewer.
+        # Positive elements are counted in the packed bytes, which are 8 times fewer than elements.
         ones = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.int32))
         counts = tf.stack([tensor.shape[0] - ones, ones])
-        # In a unit in which no sum of finite elements overflows.
+        # Elements are divided by this unit, so that sums of finite elements cannot overflow.
         unit = 2.0 ** tensor.shape[0].bit_length()
-        # Stretches are added up as vectors first, which is faster than one sum over all.
-        parts = stretches(tensor / unit, 8)
+        # Eight ranges are first added as vectors, which is faster than one sum over all elements.
+        parts = split_ranges(tensor / unit, 8)
         below = tf.reduce_sum(tf.add_n([tf.minimum(part, 0) for part in parts]))
         above = tf.reduce_sum(tf.add_n([tf.maximum(part, 0) for part in parts]))
         shares = tf.cast(counts, tensor.dtype) / unit
-        means = lowered(tf.math.divide_no_nan(tf.stack([below, above]), shares))
+        means = finite_products(tf.math.divide_no_nan(tf.stack([below, above]), shares))
         return {"signs": signs, "means": means, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
-        """One of both means, (n,)."""
+        """Return, for each element, the mean that belongs to the element's sign, (n,)."""
         import tensorflow as tf
 
         below, above = tf.unstack(payload["means"], 2)

@@ -1,4 +1,4 @@
-"""What a rank hands over, and as bytes: what a file of it would hold."""
+"""Payloads: the named vectors (parts) that a rank sends, and their encoding as bytes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Tensor: TypeAlias = "tf.Tensor"
-Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # parts, each of one dimension
+Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # named vectors
 
-COUNT = np.dtype("<i4")  # before each part: how many elements it has
+COUNT = np.dtype("<i4")  # type of the element count before each part
 
 
 def to_bytes(payload: Payload) -> np.ndarray:
-    """The parts in their order, each behind its number of elements; uint8 (nbytes,)."""
+    """Return the bytes of the parts in order, each after its element count; uint8 (nbytes,)."""
     pieces: list[np.ndarray] = []
     for part in payload.values():
         array = np.asarray(part)
-        # With its length: ranks may send different numbers of elements.
+        # The element count is stored, because ranks may send different numbers of elements.
         pieces += [np.array([array.size], COUNT).view(np.uint8), array.view(np.uint8)]
     return np.concatenate(pieces)
 
@@ -29,26 +29,25 @@ def to_bytes(payload: Payload) -> np.ndarray:
 def from_bytes(
     data: np.ndarray, like: Payload, start: int = 0
 ) -> tuple[dict[str, np.ndarray], int]:
-    """The payload that begins at a byte, and the byte behind it.
+    """Return the payload that starts at a byte offset, and the offset of its end.
 
     Args:
-        data: uint8.
-        like: another payload, whose parts have the same names and dtypes.
-        start: where it begins.
+        data: The bytes, uint8.
+        like: A payload whose parts have the same names and dtypes.
+        start: The byte offset at which the payload starts.
     """
-    found: dict[str, np.ndarray] = {}
+    parts: dict[str, np.ndarray] = {}
     for name, dtype in _dtypes(like).items():
         count = int(data[start : start + COUNT.itemsize].copy().view(COUNT)[0])
         start += COUNT.itemsize
         stop = start + count * dtype.itemsize
-        found[name] = data[start:stop].copy().view(dtype)  # aligned, whatever stands before it
+        parts[name] = data[start:stop].copy().view(dtype)  # the copy is aligned
         start = stop
-    return found, start
+    return parts, start
 
 
 def nbytes(payload: Payload) -> int:
-    """What a payload takes on the wire, and in a file."""
-    # As `to_bytes` writes it, counts included, but without writing.
+    """Return the size of a payload in bytes, including the element counts."""
     return sum(COUNT.itemsize + np.asarray(part).nbytes for part in payload.values())
 
 

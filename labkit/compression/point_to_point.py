@@ -1,4 +1,4 @@
-"""A tensor that one says to another one alone: no mean, no collective, only bytes."""
+"""Compression of vectors for a single receiver, as bytes, without collectives."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 Vector = NDArray[Any]
-_END = ("_compressor", "_size", "_shapes", "_edges")
+_BASE_FIELDS = ("_compressor", "_size", "_shapes", "_edges")
 
 
-class _End:
-    """What both ends know: the compressor, and what of a vector is said together.
+class _Codec:
+    """The common base of encoder and decoder: the compressor, and the tensors of a vector.
 
     Args:
-        compressor: how it is said.
-        shapes: of the tensors that lie in the vector, one behind the other.
+        compressor: The compressor of the tensors, with the same fields on both sides.
+        shapes: The shapes of the tensors that form the flat vector, in order.
     """
 
     def __init__(self, compressor: Compressor, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -50,20 +50,20 @@ class _End:
         return np.concatenate(arrays or [np.empty(0)]).astype(dtype, copy=False)
 
 
-@record(*_END, "_states", "sent")
-class Encoder(_End):
-    r"""Says vectors of one kind to one listener, and keeps what the compressor keeps.
+@record(*_BASE_FIELDS, "_states", "sent")
+class Encoder(_Codec):
+    """Encodes a sequence of vectors for one receiver, and keeps the compressor's state.
 
-    Of nothing but zeros nothing is said; what waits, waits on. Where an element is infinite or NaN,
-    all that is said is NaN.
+    A vector of zeros is encoded as zero bytes of data, and leaves the residual unchanged. If an
+    element is infinite or NaN, all encoded elements are NaN.
 
     Args:
-        compressor, shapes: see `_End`.
-        number: whose random choices.
-        seed: of these.
+        compressor, shapes: The compressor and the shapes of the tensors in a vector.
+        number: The number of the sender; different senders make different random choices.
+        seed: The seed of the random choices.
 
     Attributes:
-        sent: what the last vector is understood as.
+        sent: The last vector, as the receiver decodes it.
     """
 
     def __init__(
@@ -77,38 +77,42 @@ class Encoder(_End):
         self._states = self._start(number, seed)
         self.sent: Vector = np.zeros(self._size)
 
-    def say(self, values: Vector) -> Bytes:
-        """The bytes of a vector."""
+    def encode(self, values: Vector) -> Bytes:
+        """Return the encoded bytes of a vector."""
         import tensorflow as tf
 
         if not values.any():
             self.sent = np.zeros_like(values)
             return np.empty(0, np.uint8)
         if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
-            # A compressor says a part of the elements: one that is no number spoils them all.
+            # All elements become NaN, because a compressor might omit the non-finite element.
             values = np.full_like(values, np.nan)
-        told = []
+        messages = []
         for number, (start, stop) in enumerate(self._edges):
             tensor = tf.constant(values[start:stop].reshape(self._shapes[number]))
-            told.append(self._compressor.say(tensor, self._states[number]))
-            self._states[number] = told[-1].state
-        self.sent = self._flat([each.sent for each in told], values.dtype)
-        return np.concatenate([to_bytes(each.payload) for each in told])
+            messages.append(self._compressor.compress(tensor, self._states[number]))
+            self._states[number] = messages[-1].state
+        self.sent = self._flat([message.sent for message in messages], values.dtype)
+        return np.concatenate([to_bytes(message.payload) for message in messages])
 
     @property
     def residual(self) -> Vector | None:
-        """What waits to be said, or None for a compressor without memory."""
-        found = [self._compressor.residual(state) for state in self._states]
-        return None if any(each is None for each in found) else self._flat(found, self.sent.dtype)
+        """The part of all vectors that was not sent; None for a compressor without memory."""
+        residuals = [self._compressor.residual(state) for state in self._states]
+        return (
+            None
+            if any(residual is None for residual in residuals)
+            else self._flat(residuals, self.sent.dtype)
+        )
 
 
-@record(*_END, "_dtype", "_likes")
-class Decoder(_End):
-    """Understands what a speaker of the same kind says.
+@record(*_BASE_FIELDS, "_dtype", "_likes")
+class Decoder(_Codec):
+    """Decodes the vectors of an encoder with the same compressor and shapes.
 
     Args:
-        compressor, shapes: as the speaker's.
-        dtype: of the vectors.
+        compressor, shapes: The same compressor and shapes as in the encoder.
+        dtype: The dtype of the decoded vectors.
     """
 
     def __init__(
@@ -118,22 +122,22 @@ class Decoder(_End):
         self._dtype = np.dtype(dtype)
         self._likes: list[Payload] = []
 
-    def hear(self, data: Bytes) -> Vector:
-        """What the bytes say."""
+    def decode(self, data: Bytes) -> Vector:
+        """Return the vector that these bytes encode."""
         if not len(data):
             return np.zeros(self._size, self._dtype)
-        at, found = 0, []
-        for like in self._like():
-            payload, at = from_bytes(data, like, at)
-            found.append(self._compressor.understand(payload))
-        return self._flat(found, self._dtype)
+        offset, tensors = 0, []
+        for template in self._templates():
+            payload, offset = from_bytes(data, template, offset)
+            tensors.append(self._compressor.decompress(payload))
+        return self._flat(tensors, self._dtype)
 
-    def _like(self) -> list[Payload]:
-        """Payloads whose parts have the right names and dtypes: those of zeros."""
+    def _templates(self) -> list[Payload]:
+        """Return payloads of zero tensors, as templates for the names and dtypes of parts."""
         import tensorflow as tf
 
         if not self._likes:
             tensors = [tf.zeros(shape, self._dtype) for shape in self._shapes]
             pairs = zip(tensors, self._start(0, 0), strict=True)
-            self._likes = [self._compressor.say(*pair).payload for pair in pairs]
+            self._likes = [self._compressor.compress(*pair).payload for pair in pairs]
         return self._likes

@@ -1,4 +1,4 @@
-"""Random rounding to levels between zero and the norm."""
+"""QSGD: elements are randomly rounded to levels between zero and the norm."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import ClassVar
 from pydantic import Field
 
 from labkit.compression.bits import pack, unpack
-from labkit.compression.blocks import scaled, split, to_levels
-from labkit.compression.compressor import Compressor, in_one_loop
+from labkit.compression.blocks import scale_blocks, split, to_levels
+from labkit.compression.compressor import Compressor, run_fused
 from labkit.compression.payload import Payload, Tensor
 from labkit.compression.sizes import row_norms
 
 
 class QSGD(Compressor):
-    r"""A norm, and for each element a sign and one of s levels, chosen at random.
+    r"""One norm per bucket, and for each element a sign and a random one of s levels.
 
     \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
     numbers around \(s |g_i| / \|g\|\), so that \(E\,\hat g = g\) and
-    \(E \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements a norm. An
-    element takes the least whole number of bits that holds 2 s + 1 values: 2, 4, 8 for s = 1, 7,
-    127.
+    \(E \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. An
+    element takes the smallest whole number of bits for 2 s + 1 values: 2, 4, 8 for s = 1, 7, 127.
 
     Args:
-        levels: s, from 1 to 127.
-        bucket: elements that share a norm; more of them: fewer bytes, more variance; None: all.
+        levels: The number s of levels, from 1 to 127.
+        bucket: The number of elements that share a norm; larger buckets send fewer bytes, but have
+            a larger variance. None: one norm for all elements.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
-    Differs from it: codes of a fixed width instead of Elias codes; always the 2-norm, where the
-    paper's experiments scale by the maximum, too.
+    Differs from it: codes of a fixed width instead of Elias codes; the scale is always the 2-norm,
+    although the paper's experiments also scale by the maximum.
     """
 
     family: ClassVar[str] = "quantization"
@@ -40,34 +40,34 @@ class QSGD(Compressor):
 
     @property
     def expansive(self) -> bool:
-        """Whether the bound of the variance, relative to the square of the norm, is 1 or more."""
+        """Whether the bound on the error's variance is at least the squared norm."""
         if self.bucket is None:
             return True
         return self.bucket >= self.levels**2
 
     @property
     def bits(self) -> int:
-        """Bits that an element takes on the wire."""
+        """The number of bits per element in the payload."""
         return (2 * self.levels).bit_length()
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
+        """Return packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
         import tensorflow as tf
 
-        # Not by XLA: it adds up one number after the other.
+        # Norms are computed outside XLA, which would add squares one by one.
         rows = split(tensor, self.bucket)
-        norms = tf.concat([row_norms(each) for each in rows], 0)
-        codes = in_one_loop(self._codes, tensor, norms, key)
+        norms = tf.concat([row_norms(part) for part in rows], 0)
+        codes = run_fused(self._codes, tensor, norms, key)
         return {"codes": codes, "norms": norms, "length": tf.constant(list(tensor.shape))}
 
     def _codes(self, tensor: Tensor, norms: Tensor, key: Tensor) -> Tensor:
         import tensorflow as tf
 
-        units = scaled(tf.ones_like(tensor), norms / self.levels, self.bucket)
+        units = scale_blocks(tf.ones_like(tensor), norms / self.levels, self.bucket)
         return pack(to_levels(tensor, units, self.levels, key), self.bits)
 
     def decode(self, payload: Payload) -> Tensor:
-        """Levels times the norm's share, (n,)."""
+        """Return the decoded tensor: signed levels times norms / s, (n,)."""
         import tensorflow as tf
 
         norms = payload["norms"]
@@ -79,7 +79,7 @@ class QSGD(Compressor):
             return unpack(codes, self.bits, length, level)
 
         def times(levels: Tensor, norms: Tensor) -> Tensor:
-            return scaled(levels, norms / self.levels, self.bucket)
+            return scale_blocks(levels, norms / self.levels, self.bucket)
 
-        found = in_one_loop(levels, payload["codes"], payload["length"][0])
-        return in_one_loop(times, found, norms)
+        decoded = run_fused(levels, payload["codes"], payload["length"][0])
+        return run_fused(times, decoded, norms)

@@ -1,55 +1,59 @@
-"""Random numbers for every element of a gradient, at about the price of writing them."""
+"""A fast counter-based random number generator for every element of a gradient."""
 
 from __future__ import annotations
 
 from labkit.compression.payload import Tensor
 
-# An odd number near 2**32 over the golden ratio: places that are neighbours come to lie far apart.
-APART = 0x9E3779B9
-ROUNDS = (0x7FEB352D, 0x846CA68B)  # multipliers under which each bit flips half of the others
+# An odd number near 2**32 / golden ratio. Multiplication by it spreads neighbouring indices far
+# apart.
+GAMMA = 0x9E3779B9
+ROUNDS = (0x7FEB352D, 0x846CA68B)  # a flipped input bit flips about half of all output bits
 
 
 def uniform(length: int, key: Tensor) -> Tensor:
-    r"""Numbers in [0, 1), one a place; other keys give other numbers.
+    r"""Return uniform numbers in [0, 1), one per element; different keys give different numbers.
 
-    A counter-based generator: of \(h_b(h_a(i \cdot \gamma))\), where each h adds its half of the
-    key, shifts, and multiplies modulo \(2^{32}\), the upper 23 bits over \(2^{23}\). It needs three
-    products of 32 bits a number, and XLA writes it in one loop with what uses the numbers. Good
-    enough to round with; no secret is safe with it.
+    A counter-based generator: the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\) over \(2^{23}\),
+    where i is the index, γ is `GAMMA`, and each h adds one half of the key, shifts, and multiplies
+    modulo \(2^{32}\). A number needs three 32-bit products, and XLA fuses the generator with its
+    consumer in one loop. The quality suffices for rounding, not for cryptography.
 
     Args:
-        length: how many.
-        key: int32 (2,).
+        length: The number of random numbers.
+        key: The key of the generator, int32 (2,).
 
     Returns:
         float32 (length,), multiples of 2⁻²³.
 
     Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, Parallel Random Numbers: As Easy as
-    1, 2, 3, 2011. Differs from it: its generators are stronger and need more rounds.
+    1, 2, 3, 2011. Differs from it: the paper's generators are statistically stronger and need more
+    rounds.
     """
     import tensorflow as tf
 
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
-    # Mixed by themselves: keys are small numbers, and those of neighbours must not be near.
-    half, other = _mixed(first + _mixed(second + APART)), _mixed(second + _mixed(first))
-    number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * APART + half
-    number = _turned(number, ROUNDS[0]) + other
-    number = _turned(number, ROUNDS[1])
-    # The upper bits as those of a float from 1 to 2: no conversion, which would take as long.
+    # The key is hashed, because keys are small numbers and similar keys must give unrelated
+    # numbers.
+    half, other = _hash(first + _hash(second + GAMMA)), _hash(second + _hash(first))
+    number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * GAMMA + half
+    number = _round(number, ROUNDS[0]) + other
+    number = _round(number, ROUNDS[1])
+    # The upper bits become the mantissa of a float in [1, 2), which is faster than int-to-float
+    # conversion.
     mantissa = tf.bitwise.right_shift(number, tf.constant(9, tf.uint32))
     one = tf.constant(0x3F800000, tf.uint32)
     return tf.bitcast(tf.bitwise.bitwise_or(mantissa, one), tf.float32) - 1.0
 
 
-def _mixed(word: Tensor) -> Tensor:
-    """A word of which each bit hangs on all bits of the one given."""
+def _hash(word: Tensor) -> Tensor:
+    """Return a hash of a word in which each bit depends on all bits of the input."""
     for factor in ROUNDS:
-        word = _turned(word, factor)
+        word = _round(word, factor)
     return word
 
 
-def _turned(word: Tensor, factor: int) -> Tensor:
-    """Upper bits brought down, spread by a product, and brought down again."""
+def _round(word: Tensor, factor: int) -> Tensor:
+    """Return a word whose bits are mixed by a shift, a product and a second shift."""
     import tensorflow as tf
 
     half = tf.constant(16, tf.uint32)

@@ -1,4 +1,4 @@
-"""Elements drawn at random, the same on all ranks."""
+"""Random-k sparsification: random elements, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from labkit.compression.selection import count, draw, scatter
 
 
 class RandomK(Compressor):
-    r"""One element of each of k equal pieces, the same on all ranks.
+    r"""One random element of each of k equal ranges, with the same indices on all ranks.
 
-    \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\). Only values travel, and are summed
-    on the way. As it is, \(E\,\hat g = \frac{k}{n} g\), which is what `ErrorFeedback` wants; with
-    `rescale`, \(\hat g_i = \frac{n}{k} g_i\) where drawn, \(E\,\hat g = g\) and
-    \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); n/k times an element must be a float. An
-    element that is not drawn is not looked at, though it be NaN.
+    \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\). Only values are sent, without indices,
+    and an allreduce sums the values. Without `rescale`, \(E\,\hat g = \frac{k}{n} g\), which suits
+    `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements, \(E\,\hat
+    g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product of n/k and an
+    element must not overflow. NaN in elements that are not selected remains undetected.
 
     Args:
-        ratio: of the elements, how many are sent.
-        rescale: make the expectation that of the gradient.
+        ratio: The fraction of elements that are sent.
+        rescale: Whether sent elements are multiplied by n/k, so that the result's expectation is
+            the gradient.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599; rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
-    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them:
-    one element of each piece instead of any k, with the same expectation; where k does not
-    divide n, pieces differ by one element, and each is scaled by its own length.
+    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them: one
+    element of each range instead of any k elements, with the same expectation; if k does not divide
+    n, the lengths of ranges differ by one, and each selected element is scaled by the length of its
+    range.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -42,16 +44,16 @@ class RandomK(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """The expectation of what is decoded is what was encoded."""
+        """Whether the expectation of the decoded tensor is the encoded tensor."""
         return self.rescale
 
     @property
     def expansive(self) -> bool:
-        """n/k times an element is sent."""
+        """Whether sent elements are multiplied by n/k."""
         return self.rescale
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Parts "values" (k,), "key" of the draw, int32 (2,), and "length", int32 (1,)."""
+        """Return "values" (k,), the "key" that draws the indices (2,), and "length", int32 (1,)."""
         import tensorflow as tf
 
         n = tensor.shape[0]
@@ -62,7 +64,7 @@ class RandomK(Compressor):
         return {"values": values, "key": key, "length": tf.constant([n])}
 
     def decode(self, payload: Payload) -> Tensor:
-        """The values where they were drawn, else zero, (n,)."""
+        """Return a dense tensor with the values at their indices and zeros elsewhere, (n,)."""
         import tensorflow as tf
 
         values, n = payload["values"], payload["length"][0]

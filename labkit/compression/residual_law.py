@@ -1,21 +1,21 @@
-"""The law of what a compressor has not sent yet, in books of one's own."""
+"""The conservation law of compressors with memory, against which verification compares."""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-class Waiting:
-    r"""What waits on a rank is all that was given, less all that was sent.
+class ExpectedResidual:
+    r"""A rank's expected residual: the sum of all gradients minus the sum of all sent tensors.
 
-    \(e_T = \sum_t g_t - \sum_t s_t\), kept in float64, without looking at the compressor's memory.
+    \(e_T = \sum_t g_t - \sum_t s_t\), computed in float64 without use of the compressor's state.
     """
 
     def __init__(self) -> None:
         self._sum: np.ndarray | float = 0.0
 
-    def after(self, given: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """What must wait after one more step; all of them (n,)."""
-        found: np.ndarray = self._sum + given.astype(np.float64) - sent
-        self._sum = found
-        return found
+    def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
+        """Return the expected residual after one more step; all arrays are (n,)."""
+        residual: np.ndarray = self._sum + gradient.astype(np.float64) - sent
+        self._sum = residual
+        return residual

@@ -1,4 +1,4 @@
-"""Sizes of elements and norms of rows that are right for each float, however great or small."""
+"""Magnitudes of elements and norms of rows, without overflow and underflow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from labkit.compression.payload import Tensor
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """Whole numbers in the order of the elements' sizes, in the tensor's shape.
+def magnitude_bits(tensor: Tensor) -> Tensor:
+    """Return integers that are ordered like the elements' magnitudes, in the tensor's shape.
 
-    The bits of a float without its sign. Those of NaN are the greatest, so that no comparison
-    passes over it.
+    Each integer has the bits of a float without the sign bit. NaN has the largest integers, so that
+    comparisons select NaN.
     """
     import tensorflow as tf
 
@@ -19,16 +19,16 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def from_bits(numbers: Tensor) -> Tensor:
-    """The sizes that these numbers stand for."""
+    """Return the magnitudes whose bits these integers are (the inverse of `magnitude_bits`)."""
     import tensorflow as tf
 
     return tf.bitcast(numbers, tf.float64 if numbers.dtype == tf.int64 else tf.float32)
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Return the 2-norm of each row (k, n): finite for finite elements, 0 for zeros only.
+    """Return the 2-norm of each row of a (k, n) tensor; 0 only if all elements are zero.
 
-    A norm above the greatest float is that float.
+    The norm of finite elements is finite: a norm above the largest float becomes the largest float.
     """
     import tensorflow as tf
 
@@ -36,35 +36,35 @@ def row_norms(rows: Tensor) -> Tensor:
     norms = tf.math.reduce_euclidean_norm(rows, axis=1)
     if not rows.shape[1]:
         return norms
-    # Below this norm squares are lost; above the greatest float they are infinite.
-    least = (rows.shape[1] * limits.tiny / limits.eps) ** 0.5
-    odd = (norms < least) | tf.math.is_inf(norms)
+    # Below this norm squares underflow; an infinite norm means that squares overflowed.
+    smallest = (rows.shape[1] * limits.tiny / limits.eps) ** 0.5
+    inexact = (norms < smallest) | tf.math.is_inf(norms)
 
-    def again() -> Tensor:
-        places = tf.where(odd)
+    def recompute() -> Tensor:
+        places = tf.where(inexact)
         return tf.tensor_scatter_nd_update(norms, places, _scaled_norms(tf.gather_nd(rows, places)))
 
-    return tf.cond(tf.reduce_any(odd), again, lambda: norms)
+    return tf.cond(tf.reduce_any(inexact), recompute, lambda: norms)
 
 
 def _scaled_norms(rows: Tensor) -> Tensor:
     import tensorflow as tf
 
-    most = tf.reduce_max(tf.abs(rows), 1)
-    shares = tf.math.divide_no_nan(rows, most[:, None])
-    return lowered(most, tf.math.reduce_euclidean_norm(shares, axis=1))
+    largest = tf.reduce_max(tf.abs(rows), 1)
+    scaled = tf.math.divide_no_nan(rows, largest[:, None])
+    return finite_products(largest, tf.math.reduce_euclidean_norm(scaled, axis=1))
 
 
-def lowered(scales: Tensor, factors: Tensor | float = 1.0) -> Tensor:
-    """Scales times factors, of which no multiple of a share overflows: at most the greatest float.
+def finite_products(scales: Tensor, factors: Tensor | float = 1.0) -> Tensor:
+    """Return scales times factors, limited so that products with scaled elements stay finite.
 
-    What is infinite or NaN before stays so.
+    Products with an infinite scale, or with NaN, are not limited.
     """
     import tensorflow as tf
 
     limits = np.finfo(scales.dtype.as_numpy_dtype)
-    most = limits.max * (1 - 4 * limits.eps)  # a share and its multiple are rounded
+    limit = limits.max * (1 - 4 * limits.eps)  # two roundings
     products = scales * factors
     return tf.where(
-        (products > most) & tf.math.is_finite(scales), tf.cast(most, products.dtype), products
+        (products > limit) & tf.math.is_finite(scales), tf.cast(limit, products.dtype), products
     )

@@ -1,4 +1,4 @@
-"""Minus, zero or plus the greatest, at random."""
+"""TernGrad: each element is randomly rounded to zero or to plus or minus the maximum."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import numpy as np
 from pydantic import Field
 
 from labkit.compression.bits import pack, unpack
-from labkit.compression.blocks import greatest, to_levels
+from labkit.compression.blocks import max_magnitudes, to_levels
 from labkit.compression.compressor import Compressor
 from labkit.compression.payload import Payload, Tensor
 
-NAN = np.uint8(3)  # the code of what is not a number
+NAN = np.uint8(3)  # the code of NaN
 
 
 class TernGrad(Compressor):
-    r"""Three values, 2 bits an element.
+    r"""Each element is randomly rounded to one of three values, in 2 bits.
 
     \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\), \(s = \max |g|\), \(b_i = 1\) with probability
-    \(|g_i| / s\), else 0: \(E\,\hat g = g\), \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\).
-    Clipping to `clip` standard deviations first makes s small, and what is sent biased.
+    \(|g_i| / s\), else 0: \(E\,\hat g = g\), \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\). Clipping
+    to `clip` standard deviations reduces s, but makes the result biased.
 
     Args:
-        clip: standard deviations to which elements are clipped, 2.5 in the paper; None: none.
+        clip: The number of standard deviations to which elements are clipped, 2.5 in the paper;
+            None: no clipping.
 
-    Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv
-    1705.07878. Differs from it: one s for a bucket, not one a layer; each rank has its own s,
-    not the greatest of all ranks.
+    Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
+    Differs from it: one scale s per bucket, not per layer; each rank uses the s of its gradient,
+    not the maximum of all ranks.
     """
 
     family: ClassVar[str] = "quantization"
@@ -39,26 +40,26 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Clipping loses what it cuts off."""
+        """Whether the decoded tensor's expectation is the gradient, which clipping prevents."""
         return self.clip is None
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Packed "codes", uint8, "scale" (1,), and "length", int32 (1,)."""
+        """Return packed "codes", uint8, "scale" (1,), and "length", int32 (1,)."""
         import tensorflow as tf
 
-        scale, nan = greatest(tensor, None), tf.math.is_nan(tensor)
-        # Nothing has no deviation.
+        scale, nan = max_magnitudes(tensor, None), tf.math.is_nan(tensor)
+        # An empty tensor is excluded, because it has no standard deviation.
         if self.clip is not None and tensor.shape[0]:
-            # Of shares of the greatest: squares of great or small elements are no floats.
+            # Elements are divided by the maximum, because their squares may overflow or underflow.
             deviation = tf.math.reduce_std(tf.math.divide_no_nan(tensor, scale))
             scale = tf.where(self.clip * deviation < 1, self.clip * deviation * scale, scale)
             tensor = tf.clip_by_value(tensor, -scale, scale)
-        # A maximum may have passed over NaN, and its size is no level.
+        # NaN has a separate code, because the maximum may ignore NaN.
         codes = tf.where(nan, NAN, to_levels(tensor, scale, 1, key))
         return {"codes": pack(codes, 2), "scale": scale, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
-        """-s, 0 or s, (n,)."""
+        """Return the decoded elements, each -s, 0 or s, (n,)."""
         import tensorflow as tf
 
         scale = payload["scale"]

@@ -1,4 +1,4 @@
-"""All elements that are great enough."""
+"""Threshold sparsification: all elements above a fixed magnitude are sent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import ClassVar
 from pydantic import Field
 
 from labkit.compression.payload import Tensor
-from labkit.compression.selection import Sparse, above
+from labkit.compression.selection import Sparse, select_above
 
 
 class Threshold(Sparse):
-    r"""All elements with \(|g_i| \ge\) value: how many, the gradient decides.
+    r"""Sends all elements with \(|g_i| \ge\) value; how many depends on the gradient.
 
     Args:
-        value: the least size that is sent, in the units of the gradient.
+        value: The smallest magnitude that is sent, in the units of the gradient.
 
     Source: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
-    Interspeech 2015. Differs from it: elements are sent as they are, not as plus or minus the
-    threshold; what is not sent is kept only under `ErrorFeedback`.
+    Interspeech 2015. Differs from it: elements are sent unchanged, not as plus or minus the
+    threshold; the unsent part is kept only with `ErrorFeedback`.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -27,5 +27,5 @@ class Threshold(Sparse):
     value: float = Field(gt=0, kw_only=False)
 
     def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The elements above the threshold: indices, int32 (k,), ascending, and values (k,)."""
-        return above(tensor, self.value)
+        """Return the elements above the threshold: indices, int32 (k,), ascending; values (k,)."""
+        return select_above(tensor, self.value)

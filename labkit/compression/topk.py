@@ -1,4 +1,4 @@
-"""The greatest elements."""
+"""Top-k sparsification: the k elements of largest magnitude are sent."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from labkit.compression.compressor import in_one_loop
+from labkit.compression.compressor import run_fused
 from labkit.compression.payload import Tensor
-from labkit.compression.selection import Sparse, above, count, draw
-from labkit.compression.sizes import bits, from_bits
+from labkit.compression.selection import Sparse, count, draw, select_above
+from labkit.compression.sizes import from_bits, magnitude_bits
 
-HITS = 64  # elements of a sample that lie above the threshold: it is met to about 1/sqrt(HITS)
+HITS = 64  # target count of sampled elements above the threshold
 
 
 class TopK(Sparse):
-    r"""The k elements of greatest size, \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\).
+    r"""The k largest elements by magnitude, \(k = \max(1, \mathrm{round}(\mathrm{ratio}\cdot n))\).
 
-    \(\|\hat g - g\|^2 \le (1 - k/n) \|g\|^2\). Best under `ErrorFeedback`, which sends the others
-    later.
+    \(\|\hat g - g\|^2 \le (1 - k/n) \|g\|^2\). Works best when wrapped in `ErrorFeedback`, which
+    sends the other elements later.
 
     Args:
-        ratio: of the elements, how many are sent.
-        threshold: "exact": k elements, sorted out of those that a random sample lets through.
-            "sampled": all above the threshold that leaves k/n of a random sample; about k, and k
-            exactly where these would be more than 2 k. Zeros are not sent. Tensors not much longer
-            than the sample are sorted.
+        ratio: The fraction of elements that are sent.
+        threshold: "exact": exactly k elements are sent, selected from the elements above a
+            threshold. "sampled": all elements above the threshold are sent, about k; if more than 2
+            k exceed the threshold, the k largest. The threshold is estimated from a random sample.
+            Zeros are not sent. Tensors not much longer than the sample are sorted.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021; the sampled threshold: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep
-    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample has 64 n/k
-    elements, not a fixed share of all.
+    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample has 64 n/k elements,
+    not a fixed fraction of all elements.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -41,70 +41,72 @@ class TopK(Sparse):
     threshold: Literal["exact", "sampled"] = "sampled"
 
     def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The greatest elements: indices, int32 (k,), ascending, and values (k,)."""
+        """Return the largest elements: indices, int32 (k,), ascending, and values (k,)."""
         n = tensor.shape[0]
         k = count(self.ratio, n)
         sample = HITS * n // max(k, 1)
         if 4 * sample >= n:
             return _largest(tensor, k)
         if self.threshold == "exact":
-            return _sifted(tensor, k, sample, key)
-        return _sampled(tensor, k, sample, key)
+            return _select_exact(tensor, k, sample, key)
+        return _select_sampled(tensor, k, sample, key)
 
 
 def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
     import tensorflow as tf
 
-    # Ascending, as sums of sparse vectors are merged on their way.
-    indices = tf.sort(tf.math.top_k(bits(tensor), k, sorted=False).indices)
+    # Indices are sorted, because sums of sparse vectors merge sorted indices.
+    indices = tf.sort(tf.math.top_k(magnitude_bits(tensor), k, sorted=False).indices)
     return indices, tf.gather(tensor, indices)
 
 
-def _largest_of(found: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of elements that stood at the indices `found`."""
+def _largest_of(indices: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest of the given elements: their indices in the tensor, and values."""
     import tensorflow as tf
 
-    places, greatest = _largest(values, k)
-    return tf.gather(found, places), greatest
+    places, largest = _largest(values, k)
+    return tf.gather(indices, places), largest
 
 
-def _sifted(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Exactly the k greatest: those of the elements above a threshold that leaves more than k."""
+def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exactly the k largest elements, selected from those above a sampled threshold."""
     import tensorflow as tf
 
-    found, values = above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
-    enough = tf.size(found) >= k  # if not, a sample was unlucky, or most elements are zero
+    candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
+    is_enough = tf.size(candidates) >= k  # false for atypical samples or many zeros
     indices, values = tf.cond(
-        enough, lambda: _largest_of(found, values, k), lambda: _largest(tensor, k)
+        is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)
     )
     return indices, values
 
 
-def _sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Those above the threshold of a sample; where these are too many, the greatest of them."""
+def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements above a sampled threshold, or the k largest if there are too many."""
     import tensorflow as tf
 
-    found, values = above(tensor, _threshold(tensor, sample, HITS, key))
-    many = tf.size(found) > 2 * k  # a sample was unlucky
-    indices, values = tf.cond(many, lambda: _largest_of(found, values, k), lambda: (found, values))
+    candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
+    too_many = tf.size(candidates) > 2 * k  # an atypical sample
+    indices, values = tf.cond(
+        too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
+    )
     return indices, values
 
 
 def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
-    """The size that so many of a random sample reach, not less than the least positive number."""
+    """Return the magnitude that `hits` sampled elements reach; at least the smallest normal."""
     import tensorflow as tf
 
-    # In the order in which they lie, and by XLA: else each would be waited for.
-    drawn, _ = draw(key, sample, tensor.shape[0])
-    sizes = in_one_loop(_sizes, tensor, drawn)
+    # A separate XLA cluster gathers the sample in memory order, which avoids cache misses.
+    places, _ = draw(key, sample, tensor.shape[0])
+    sizes = run_fused(_sizes, tensor, places)
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
-    # Where most elements are zero, so is the threshold; zeros are not worth sending.
-    least = bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
+    # If most elements are zero, the sampled threshold is zero, too; this minimum excludes zeros.
+    least = magnitude_bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
     return from_bits(tf.maximum(threshold, least))
 
 
 def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
     import tensorflow as tf
 
-    return bits(tf.gather(tensor, places))
+    return magnitude_bits(tf.gather(tensor, places))

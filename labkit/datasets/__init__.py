@@ -1,4 +1,4 @@
-"""Data sets by name, as NumPy arrays: found in a folder, or fetched once from their publishers."""
+"""Named data sets as NumPy arrays, from a local folder or downloaded once from the publisher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.datasets.catalogue import (
     recorded,
 )
 from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
-from labkit.datasets.values import check_task, check_values, shapes_of, to_array
+from labkit.datasets.values import check_task, shapes_of, to_array, validate_values
 
 __all__ = [
     "DATASETS",
@@ -24,7 +24,6 @@ __all__ = [
     "available",
     "check",
     "check_task",
-    "check_values",
     "count",
     "ensure",
     "label",
@@ -33,4 +32,5 @@ __all__ = [
     "recorded",
     "shapes_of",
     "to_array",
+    "validate_values",
 ]

@@ -1,4 +1,4 @@
-"""Reader of the census table "adult": does a person earn over 50,000 dollars a year?"""
+"""Reader of the census table "adult": does a person earn more than 50,000 dollars a year?"""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Shapes, always
 from labkit.datasets.files import DataFile
 
-# Columns by number; all others hold categories: workclass, education, marital status, …
+# Indices of the numeric columns; the other columns hold categories: workclass, education, …
 NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours
 LABEL = 14
 
 
 def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return adult.data and adult.test as features and classes (0: <=50K, 1: >50K).
+    """Return the features and classes (0: <=50K, 1: >50K) of adult.data and adult.test.
 
-    Numbers are standardised and categories one-hot, both by the training file alone, whole: rows
-    kept later do not change the features. "?" (missing) is a category of its own; a category
-    that only the test file has is all zeros. Published: 6 + 102 = 108 features.
-    Becker & Kohavi 1996, doi:10.24432/C5XW20.
+    Numbers are standardised, and categories are one-hot encoded. Means and categories come from the
+    whole training file, so that features do not depend on the option `rows`. A missing value, "?",
+    is a separate category; a category that occurs only in the test file is encoded as zeros. The
+    published files give 6 + 102 = 108 features.
+    Reference: Becker & Kohavi 1996, doi:10.24432/C5XW20.
     """
     train, test = (_table(path) for path in paths)
     x_train, x_test = _features(train, test)
@@ -31,14 +32,14 @@ def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
 
 
 def _table(path: Path) -> Array:
-    """Return the cells as text (rows, 15); blank lines and the test file's remark drop out."""
+    """Return the cells as text (rows, 15), without blank lines and the test file's first line."""
     with path.open(encoding="ascii", newline="") as stream:
         rows = [row for row in csv.reader(stream, skipinitialspace=True) if len(row) == LABEL + 1]
     return np.array(rows)
 
 
 def _classes(table: Array) -> Array:
-    return np.char.startswith(table[:, LABEL], ">50K")  # the test file ends its labels in "."
+    return np.char.startswith(table[:, LABEL], ">50K")  # labels of the test file end in "."
 
 
 def _features(train: Array, test: Array) -> tuple[Array, Array]:
@@ -52,13 +53,13 @@ def _features(train: Array, test: Array) -> tuple[Array, Array]:
 
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
-    """Numbers with mean 0 and deviation 1 over the training rows, as columns."""
+    """Scale a numeric column to mean 0 and standard deviation 1 over the training rows."""
     mean, deviation = train.mean(), train.std() or 1.0  # a constant column stays zero
     return (train[:, None] - mean) / deviation, (test[:, None] - mean) / deviation
 
 
 def one_hot(train: Array, test: Array) -> tuple[Array, Array]:
-    """A column for each category of the training rows."""
+    """Return a column one-hot encoded, with one feature per category of the training rows."""
     categories = np.unique(train)
     return train[:, None] == categories, test[:, None] == categories
 

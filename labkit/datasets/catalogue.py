@@ -1,4 +1,4 @@
-"""The data sets by name, and how one is checked, found and loaded."""
+"""Catalogue of the named data sets, with functions that validate, locate and load data sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.options import lookup, parse
-from labkit.datasets import own
+from labkit.datasets import user_data
 from labkit.datasets.adult import ADULT
 from labkit.datasets.dataset import Array, Dataset, DatasetSpec, Rows, Shapes, labels
 from labkit.datasets.files import fetch, find, how_to_get
@@ -19,7 +19,7 @@ from labkit.datasets.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
 from labkit.datasets.shakespeare import SHAKESPEARE
 from labkit.datasets.synthetic import SYNTHETIC
 
-# A data set more is a file with its reader and its facts, and its line here.
+# To add a data set, write a file with its reader and specification, and add a line here.
 DATASETS: dict[str, DatasetSpec] = {
     "digits": DIGITS,
     "mnist": MNIST,
@@ -32,18 +32,20 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def check(name: str, options: Mapping[str, object]) -> Shapes:
-    """Return what a model for this data set must fit, without reading a file.
+    """Return the shapes that a model for this data set must have, without reading a file.
 
-    Raises InvalidInput for an unknown data set, an unknown option or an impossible value.
+    Raises:
+        InvalidInput: The data set or an option is unknown, or a value is invalid.
     """
     spec, parsed = _checked(name, options)
     return spec.shapes(parsed)
 
 
 def count(name: str, options: Mapping[str, object]) -> int:
-    """Return the number of training rows that `load` would give, without reading a file.
+    """Return the number of training rows that `load` would return, without reading a file.
 
-    Raises InvalidInput as `check` does.
+    Raises:
+        InvalidInput: The data set or an option is unknown, or a value is invalid.
     """
     spec, parsed = _checked(name, options)
     rows = spec.count(parsed)
@@ -51,15 +53,16 @@ def count(name: str, options: Mapping[str, object]) -> int:
 
 
 def locate(name: str) -> tuple[Path, ...]:
-    """Return the data set's files: in `LABKIT_DATA`, else in `data/`, else downloaded there.
+    """Return the paths of a data set's files in `LABKIT_DATA` or `data/`; download missing files.
 
-    Raises LabkitError for a wrong checksum, or when a file is missing and there is no network.
+    Raises:
+        LabkitError: A checksum is wrong, or a file is missing and cannot be downloaded.
     """
     return tuple(find(file) or fetch(file) for file in _spec(name).files)
 
 
 def available(name: str) -> str | None:
-    """Return None when the data set's files are here and whole, else why not; downloads nothing."""
+    """Return why a data set's files are missing or damaged, or None; nothing is downloaded."""
     files = _spec(name).files
     try:
         missing = [file for file in files if find(file) is None]
@@ -69,48 +72,53 @@ def available(name: str) -> str | None:
 
 
 def ensure(name: str) -> None:
-    """Fetch what is missing of a data set: once, before ranks start that would all fetch it."""
-    if name.startswith(own.HUB):
-        check(name, {})  # `datasets` keeps what it has fetched
+    """Download a data set's missing files once, so that not every rank downloads them."""
+    if name.startswith(user_data.HUB):
+        check(name, {})  # the library `datasets` caches its downloads
     locate(name)
 
 
 def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
-    """What a record says of a data set: of one's own no folder, and the checksum of its rows."""
-    if name in DATASETS or not own.is_own(name):
+    """Return the entries of a run's record: name (without a local folder), options, checksum."""
+    if name in DATASETS or not user_data.is_user_dataset(name):
         return {"dataset": name, "dataset_options": dict(options)}
-    kept = dict(options) | {"sha256": own.checksum(name, dict(options))}
-    return {"dataset": label(name), "dataset_options": kept}
+    options_with_checksum = dict(options) | {"sha256": user_data.checksum(name, dict(options))}
+    return {"dataset": label(name), "dataset_options": options_with_checksum}
 
 
 def label(name: str) -> str:
-    """A data set's name without a folder of this machine."""
+    """Return the name of a data set; of an absolute path, only the last component."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def load(name: str, **options: Any) -> Dataset:
-    """Read a data set: the same call gives the same arrays, on every rank.
+    """Load a data set; the same call returns the same arrays on every rank.
 
-    `rows` and `test_rows` keep the first rows. Raises InvalidInput for impossible options,
-    LabkitError when files are missing or not the published ones.
+    Args:
+        name: Name in the catalogue, path, or Hugging Face address of the data set.
+        options: Options of the data set; `rows` and `test_rows` limit it to its first rows.
+
+    Raises:
+        InvalidInput: An option is unknown, or its value is invalid.
+        LabkitError: Files are missing, or differ from the published files.
     """
     spec, parsed = _checked(name, options)
     shapes = spec.shapes(parsed)
-    found = spec.read(parsed, locate(name))
+    arrays = spec.read(parsed, locate(name))
     return Dataset(
         name=name,
-        x_train=_features(_first(found.x_train, parsed.rows, name, "rows"), spec, shapes),
-        y_train=labels(found.y_train[: parsed.rows], shapes.task),
-        x_test=_features(_first(found.x_test, parsed.test_rows, name, "test_rows"), spec, shapes),
-        y_test=labels(found.y_test[: parsed.test_rows], shapes.task),
+        x_train=_features(_first(arrays.x_train, parsed.rows, name, "rows"), spec, shapes),
+        y_train=labels(arrays.y_train[: parsed.rows], shapes.task),
+        x_test=_features(_first(arrays.x_test, parsed.test_rows, name, "test_rows"), spec, shapes),
+        y_test=labels(arrays.y_test[: parsed.test_rows], shapes.task),
         task=shapes.task,
         outputs=shapes.outputs,
     )
 
 
 def _spec(name: str) -> DatasetSpec:
-    if name not in DATASETS and own.is_own(name):
-        return own.spec(name)
+    if name not in DATASETS and user_data.is_user_dataset(name):
+        return user_data.spec(name)
     return lookup(DATASETS, name, "data set")
 
 
@@ -128,7 +136,7 @@ def _first(array: Array, rows: int | None, name: str, option: str) -> Array:
 
 
 def _features(x: Array, spec: DatasetSpec, shapes: Shapes) -> Array:
-    """Scale after the cut: a few rows of a large set then cost no memory."""
+    """Return scaled features of the selected rows only; all rows might exceed the memory."""
     if shapes.task == "next_character":
         return np.asarray(x, np.int32)
     return np.asarray(x, np.float32) / np.float32(spec.scale)

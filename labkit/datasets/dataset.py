@@ -1,4 +1,4 @@
-"""What a data set is: four arrays, the task they pose, and the shapes a model must fit."""
+"""Types that describe data sets: arrays, task, and the shapes that a model must fit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Task = Literal["classification", "regression", "next_character"]
 
 
 class Rows(Options):
-    """Options of every data set: how many rows to keep, counted from the first."""
+    """Options of every data set: the number of first rows to keep."""
 
     rows: Count | None = Field(None, description="number of training rows, 1 or more")
     test_rows: Count | None = Field(None, description="number of test rows, 1 or more")
 
 
 class Arrays(NamedTuple):
-    """Features and labels as a reader found them, before rows are cut and features scaled."""
+    """Features and labels from a reader, before rows are selected and features scaled."""
 
     x_train: Array
     y_train: Array
@@ -36,7 +36,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a model must fit: shape of one example, number of classes or targets, and the task."""
+    """What a model must fit: shape of an example, number of classes or targets, and task."""
 
     input_shape: tuple[int, ...]
     outputs: int
@@ -45,10 +45,15 @@ class Shapes:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """How a data set is read: `read(options, paths of files)`; features are divided by `scale`.
+    """Specification of a data set: its reader, its shapes, its number of rows, and its files.
 
-    `shapes(options)` is what a model must fit, `count(options)` the number of training rows, as
-    published.
+    Attributes:
+        read: Function of (options, paths of the files) that returns the arrays.
+        shapes: Function of the options that returns the shapes that a model must fit.
+        count: Function of the options that returns the published number of training rows.
+        files: Files of the data set; the reader receives their paths.
+        scale: Divisor of all features, such as 255 for 8-bit pixels.
+        options: Class of the data set's options.
     """
 
     read: Callable[[Any, Sequence[Path]], Arrays]
@@ -60,22 +65,22 @@ class DatasetSpec:
 
 
 def images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    """The shapes of images of ten classes, whatever the options."""
+    """Return a function that gives the shapes of images with ten classes for any options."""
     return lambda options: Shapes(input_shape, 10, "classification")
 
 
 def always(rows: int) -> Callable[[Rows], int]:
-    """The number of rows, whatever the options."""
+    """Return a function that gives this number of rows for any options."""
     return lambda options: rows
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test arrays, first axis the example.
+    """Training and test arrays, with examples along the first axis.
 
-    Features are float32 (codes of characters: int32); labels are int32 classes, float32 targets of
-    shape (rows, outputs) for a regression, or for `next_character` the int32 code that follows each
-    character, shape (rows, sequence_length).
+    Features are float32, or int32 character codes. Labels depend on the task. A classification has
+    int32 classes; a regression has float32 targets of shape (rows, outputs). For `next_character`,
+    labels are the int32 codes of the next characters, shape (rows, sequence_length).
     """
 
     name: str
@@ -88,12 +93,12 @@ class Dataset:
 
     @property
     def shapes(self) -> Shapes:
-        """The shapes a model for these data must fit."""
+        """The shapes that a model for this data set must fit."""
         return Shapes(tuple(self.x_train.shape[1:]), self.outputs, self.task)
 
     @property
     def summary(self) -> str:
-        """One line: name, rows, shape of an example, task."""
+        """One line of text with name, numbers of rows, shape of an example, and task."""
         shape = "x".join(map(str, self.shapes.input_shape))
         noun = "targets" if self.task == "regression" else "classes"
         return (
@@ -103,5 +108,5 @@ class Dataset:
 
 
 def labels(y: Array, task: Task) -> Array:
-    """Return labels in the type the losses want."""
+    """Return labels with the dtype that the losses expect."""
     return np.asarray(y, np.float32 if task == "regression" else np.int32)

@@ -1,4 +1,4 @@
-"""Files of data sets: found in a folder or fetched once, and always held against a checksum."""
+"""Files of data sets: found in a folder or downloaded once, and verified by checksum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.common.errors import LabkitError
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set: `folder/name` under any data folder, its publisher, its checksum."""
+    """One file of a data set: path `folder/name` below a data folder, URL and checksum."""
 
     folder: str
     name: str
@@ -23,26 +23,27 @@ class DataFile:
 
 
 def search_folders() -> list[Path]:
-    """Return the folders to look into, in order: `LABKIT_DATA`, then `data/` beside the work.
+    """Return the folders to search, in order: `LABKIT_DATA`, then `data/` in the working folder.
 
-    Raises LabkitError when LABKIT_DATA names no folder: a typing error there must not start a
-    download.
+    Raises:
+        LabkitError: LABKIT_DATA is not a folder; thus a typing error does not start a download.
     """
     named = os.environ.get("LABKIT_DATA")
     if named and not Path(named).is_dir():
         raise LabkitError(
-            f"LABKIT_DATA={named} is not a folder; set it to the folder that holds mnist/, adult/ "
+            f"LABKIT_DATA={named} is not a folder; set it to the folder of mnist/, adult/ "
             "and so on, or unset it to use data/"
         )
     return [Path(named), Path("data")] if named else [Path("data")]
 
 
 def find(file: DataFile) -> Path | None:
-    """Return where the file lies, its checksum verified, or None.
+    """Return the path of the file after verifying its checksum, or None if it is in no folder.
 
-    Raises LabkitError when a file of that name has another checksum.
+    Raises:
+        LabkitError: A file of that name has another checksum.
     """
-    # In their order, so that one's own folder wins over what was downloaded.
+    # The user's folder, LABKIT_DATA, is searched before the folder of downloads.
     for folder in search_folders():
         path = folder / file.folder / file.name
         if path.is_file():
@@ -52,56 +53,59 @@ def find(file: DataFile) -> Path | None:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise LabkitError unless the file has the expected sha256; each state of it is read once."""
+    """Raise LabkitError unless the sha256 is as expected; unchanged files are hashed once."""
     status = path.stat()
-    found = _sha256(path.resolve(), status.st_mtime_ns, status.st_size)
-    if found != expected:
+    checksum = _sha256(path.resolve(), status.st_mtime_ns, status.st_size)
+    if checksum != expected:
         raise LabkitError(
-            f"{path} is not the published file: expected sha256 {expected}, found {found}; "
+            f"{path} is not the published file: expected sha256 {expected}, found {checksum}; "
             "delete it, and the next run fetches it again"
         )
 
 
 def fetch(file: DataFile) -> Path:
-    """Download the file into the first data folder that can be written, and return its path.
+    """Download the file into the first writable data folder, and return its path.
 
-    Several processes may fetch at once: each writes a file of its own and renames it when the
-    checksum has matched. Raises LabkitError without a network, naming folder, file and address.
+    Several processes may download at once: each process writes a temporary file, and renames the
+    file after the checksum matches.
+
+    Raises:
+        LabkitError: The download failed; the message names folder, file and URL.
     """
     import pooch
 
-    # A shared folder of data is often not ours to write to.
+    # Folders without write permission, such as a shared data folder, are skipped.
     writable = [folder for folder in search_folders() if os.access(folder, os.W_OK)]
     folder = [*writable, Path("data")][0] / file.folder
     paths = [place for place in (folder, folder.parent) if not place.exists()]
     try:
-        # pooch holds it against the checksum, and renames it only then.
+        # pooch verifies the checksum before it renames the file.
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
     except OSError as error:
-        raise LabkitError(f"{how_to_get(file)}; fetching it failed: {_cause(error)}") from error
+        raise LabkitError(f"{how_to_get(file)}; the download failed: {_cause(error)}") from error
     except ValueError as error:
-        raise LabkitError(f"{file.url} served another file than published: {error}") from error
+        raise LabkitError(f"{file.url} is not the published file: {error}") from error
     finally:
         for place in paths:
-            with suppress(OSError):  # it has the file, or what others put there
+            with suppress(OSError):  # non-empty folders remain
                 place.rmdir()
 
 
 def how_to_get(file: DataFile) -> str:
-    """Say which file is missing, where it belongs and where it comes from."""
+    """Return a message that names the missing file, its folder and its URL."""
     places = " or ".join(str(folder / file.folder) for folder in search_folders())
-    return f"{file.name} is missing: put it into {places}; it is at {file.url}"
+    return f"{file.name} is missing: put it into {places}; download it from {file.url}"
 
 
 @cache
 def _sha256(path: Path, mtime_ns: int, size: int) -> str:
-    """Hash a file; time and size are part of the cache's key, so a changed file is read again."""
+    """Return the sha256 of a file, cached until the file's modification time or size changes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _cause(error: BaseException) -> str:
-    """Name the innermost cause: requests wraps "Connection refused" three times."""
+    """Return the innermost cause: requests wraps "Connection refused" in three exceptions."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Readers of image sets: scikit-learn's digits, MNIST's idx files, CIFAR-10's archive."""
+"""Readers of image sets: scikit-learn's digits, MNIST's idx files, and CIFAR-10's archive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from labkit.datasets.files import DataFile
 
 
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return scikit-learn's 1,797 digits (8, 8, 1), a fixed fifth of them as test rows.
+    """Return scikit-learn's 1,797 digit images (8, 8, 1); 360 of them are fixed test rows.
 
-    The bundled file is ordered by writer and holds runs of 0, 1, …, 9, hence the shuffle.
+    The rows are shuffled with a fixed seed, because the file is ordered by writer and contains runs
+    of 0, 1, …, 9.
     """
     images, target = _bundled_digits()
     order = np.random.default_rng(0).permutation(len(target))
@@ -30,10 +31,10 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 
 @cache
 def _bundled_digits() -> tuple[Array, Array]:
-    """The text that lies in scikit-learn, read without it: its import takes ten times as long."""
+    """Read scikit-learn's data file; importing scikit-learn would take ten times as long."""
     module_spec = find_spec("sklearn")
     if module_spec is None or module_spec.origin is None:
-        raise LabkitError("the digits lie in scikit-learn, which is not here: install scikit-learn")
+        raise LabkitError("the digits are part of scikit-learn: install scikit-learn")
     rows = np.loadtxt(
         Path(module_spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=","
     )
@@ -41,27 +42,27 @@ def _bundled_digits() -> tuple[Array, Array]:
 
 
 def read_idx_set(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return MNIST or a set of its format: training images, labels, test images, labels."""
+    """Return training and test arrays of MNIST, or of another data set in MNIST's format."""
     x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
     return Arrays(x_train[..., np.newaxis], y_train, x_test[..., np.newaxis], y_test)
 
 
 def read_idx(path: Path) -> Array:
-    """Return the bytes of a gzipped idx file in its shape.
+    """Return the bytes of a gzipped idx file as an array.
 
-    The file: two zeros, the type (8: unsigned byte), the number of axes, their lengths as
-    big-endian int32, the values (Y. LeCun, C. Cortes, C. Burges, "The MNIST database").
+    The file has two zero bytes, the type (8: unsigned byte), the number of axes, their lengths as
+    big-endian int32, and the values (Y. LeCun, C. Cortes, C. Burges, "The MNIST database").
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
-        raise LabkitError(f"{path} is not an idx file of bytes: it starts with {content[:4]!r}")
+        raise LabkitError(f"{path} is not an idx file of bytes: it begins with {content[:4]!r}")
     axes = content[3]
     shape = np.frombuffer(content, ">i4", count=axes, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return CIFAR-10 (32, 32, 3) from its archive of bytes (A. Krizhevsky 2009)."""
+    """Return the CIFAR-10 images (32, 32, 3) from the binary archive (A. Krizhevsky 2009)."""
     with tarfile.open(paths[0]) as archive:
         batches = [_cifar_batch(archive, f"data_batch_{number}.bin") for number in range(1, 6)]
         x_test, y_test = _cifar_batch(archive, "test_batch.bin")
@@ -70,10 +71,10 @@ def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
 
 
 def _cifar_batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
-    """Images and labels of a file, whose rows are a label and three planes of colour."""
+    """Return images and labels of a file; each row of it is a label and three color planes."""
     stream = archive.extractfile(f"cifar-10-batches-bin/{name}")
     if stream is None:
-        raise LabkitError(f"the CIFAR-10 archive holds a folder where the file {name} belongs")
+        raise LabkitError(f"the CIFAR-10 archive contains a folder instead of the file {name}")
     rows = np.frombuffer(stream.read(), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
 
@@ -105,7 +106,7 @@ _FASHION = _idx_files(
 )
 _CIFAR10 = DataFile(
     "cifar10",
-    # That of the same images for Python holds pickles, which can run code.
+    # The binary archive is used, because the archive for Python has pickles, which can run code.
     "cifar-10-binary.tar.gz",
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",

@@ -1,4 +1,4 @@
-"""Read images of any mode as arrays of one shape: 8 or 16 bits, grey, colour, with a palette."""
+"""Reader of images (8 or 16 bits; grey, color or palette) as arrays of one shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.datasets.dataset import Array
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 GREY = ("1", "L", "I", "F")
-DEEPEST = 2**16 - 1  # value of white in 16 bits
+DEEPEST = 2**16 - 1  # value of white in a 16-bit image
 
 Size = tuple[int, int]  # width, height
 
@@ -22,20 +22,21 @@ Size = tuple[int, int]  # width, height
 def read_pictures(
     path: Path, edge: int | None, size: Size | None = None
 ) -> tuple[list[Array], Array]:
-    """The images in folders by class, as (rows, columns, channels), and their classes.
+    """Read images from one folder per class; return (rows, columns, channels) arrays and classes.
 
     Args:
-        path: holds a folder a class.
-        edge: pixels of either edge; None: as the first image.
-        size: of images that were read before.
+        path: Folder with one folder per class.
+        edge: Width and height in pixels to which images are resized; None: the size of the first
+            image.
+        size: Size (width, height) of images that were read earlier; overrides `edge`.
 
     Raises:
-        InvalidInput: there are none, or one cannot be read.
+        InvalidInput: There are no images, or one cannot be read.
     """
     files = sorted(
         file
         for file in path.glob("[!.]*/*")
-        if file.suffix.lower() in PICTURES and not file.name.startswith("._")  # macOS's notes
+        if file.suffix.lower() in PICTURES and not file.name.startswith("._")  # macOS metadata
     )
     if not files:
         raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
@@ -47,21 +48,21 @@ def read_pictures(
                 size = size or ((edge, edge) if edge else image.size)
                 images.append(pixels_of(image, size))
         except (OSError, ValueError, SyntaxError, opener.DecompressionBombError) as error:
-            raise InvalidInput(f"{file} cannot be read: {error}; mend or remove it") from error
+            raise InvalidInput(f"{file} cannot be read: {error}; repair or remove it") from error
     return images, np.array([file.parent.name for file in files])
 
 
 def pixels_of(image: Any, size: Size) -> Array:
-    """An image of PIL as (rows, columns, 1 or 3), black 0 and white 1.
+    """Return a PIL image as an array (rows, columns, 1 or 3), with black 0 and white 1.
 
     Raises:
-        ValueError: the range of its pixels is not known.
+        ValueError: The image's mode does not define the value of white.
     """
     width, height = size
     if image.mode.startswith("I") or image.mode == "F":
         if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
-            raise ValueError(f"mode {image.mode} has no white; save it with 8 or 16 bits")
-        # PIL cuts what is above 255 when it converts such an image to 8 bits.
+            raise ValueError(f"mode {image.mode} defines no white; save it with 8 or 16 bits")
+        # The image is not converted to 8 bits, because PIL would clip values above 255.
         grey = np.asarray(image).astype(np.float32) / np.float32(DEEPEST)
         scaled = np.asarray(optional("PIL.Image", "datasets").fromarray(grey).resize(size))
         return scaled.clip(0, 1).reshape(height, width, 1)
@@ -72,7 +73,7 @@ def pixels_of(image: Any, size: Size) -> Array:
 
 
 def stack(*parts: Sequence[Array]) -> list[Array]:
-    """Each part as one array; grey images among coloured ones get three equal channels."""
+    """Return each list of images as one array; next to color images, grey ones get 3 channels."""
     channels = max(image.shape[-1] for part in parts for image in part)
     return [
         np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in part])
@@ -81,6 +82,6 @@ def stack(*parts: Sequence[Array]) -> list[Array]:
 
 
 def size_of(images: Sequence[Array]) -> Size:
-    """Width and height of the first image."""
+    """Return width and height of the first image."""
     height, width = images[0].shape[:2]
     return width, height

@@ -1,4 +1,4 @@
-"""Made data with an answer that is known: few columns that count, or a table of low rank."""
+"""Synthetic data with a known solution: sparse regression, and a low-rank table of ratings."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def correlated_columns(
     noise: float = 0.3,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    r"""Columns in groups that resemble each other, and a target that few of them make.
+    r"""Return features in correlated groups, and a target that depends on few of the features.
 
-    \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with normal s and e, then
-    of mean 0 and variance 1; \(y = X w + \sigma e\), of mean 0, where `active` weights are between
-    1 and 3 in size, and the others 0.
+    \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with standard normal s and
+    e; columns are then standardised to mean 0 and variance 1. \(y = X w + \sigma e\) has mean 0;
+    `active` weights have absolute values between 1 and 3, and all other weights are 0.
 
     Args:
-        rows, columns: of x.
-        group: columns that share a part, g.
-        correlation: c, of two columns of a group.
-        active: columns that count.
-        noise: σ.
-        seed: of all draws.
+        rows, columns: Numbers of rows and columns of x.
+        group: Number g of columns in a group.
+        correlation: Correlation c of two columns in the same group.
+        active: Number of columns on which the target depends.
+        noise: Standard deviation σ of the noise.
+        seed: Seed of the random numbers.
 
     Returns:
         x (rows, columns) and y (rows, 1).
 
     Raises:
-        InvalidInput: columns are not whole groups, more of them count than there are, or the
-            correlation is none.
+        InvalidInput: `columns` is not a multiple of `group`, `active` is not from 0 to `columns`,
+            or `correlation` is not from 0 to 1.
     """
     if columns % group or not 0 <= active <= columns or not 0 <= correlation <= 1:
         raise InvalidInput(
@@ -65,23 +65,25 @@ def ratings(
     noise: float = 0.1,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    r"""Some entries of a table that is a product of two thin ones, \(R = U V^\top + \sigma e\).
+    r"""Return the known entries of a low-rank table plus noise, \(R = U V^\top + \sigma e\).
 
-    U and V are normal, so scaled that entries of R have variance 1.
+    U and V are normal, scaled so that entries of R have variance 1 before noise is added.
 
     Args:
-        users, items: rows and columns of the table.
-        approximation_rank: columns of U and V.
-        observed: share of the entries that are known; each user and each item has at least one.
-        noise: σ.
-        seed: of all draws.
+        users, items: Numbers of rows and columns of the table.
+        approximation_rank: Number of columns of U and V.
+        observed: Fraction of entries that are known; each user and each item has at least one
+            known entry.
+        noise: Standard deviation σ of the noise.
+        seed: Seed of the random numbers.
 
     Returns:
-        x (entries, 2), the user and the item of each, and y (entries, 1).
+        x (entries, 2), the user and item of each known entry, and y (entries, 1), the entry's
+        value.
     """
     random = np.random.default_rng(seed)
-    thin = [random.standard_normal((size, approximation_rank)) for size in (users, items)]
-    table = thin[0] @ thin[1].T / np.sqrt(approximation_rank)
+    matrices = [random.standard_normal((size, approximation_rank)) for size in (users, items)]
+    table = matrices[0] @ matrices[1].T / np.sqrt(approximation_rank)
     table += noise * random.standard_normal(table.shape)
     known = random.random(table.shape) < observed
     known[np.arange(users), np.arange(users) % items] = True
@@ -90,16 +92,16 @@ def ratings(
 
 
 def lasso_optimum(x: Array, y: Array, l1: float) -> float:
-    r"""The least of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), by scikit-learn's solver.
+    r"""Return the minimum of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), by scikit-learn's Lasso.
 
     Args:
-        x: (rows, columns).
-        y: (rows, 1).
-        l1: λ.
+        x: Features (rows, columns).
+        y: Targets (rows, 1).
+        l1: Factor λ of the L1 penalty.
     """
     from sklearn.linear_model import Lasso
 
-    # scikit-learn's own objective is half of this one.
+    # scikit-learn's objective is half of the objective above, so that λ is halved.
     solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
     lasso = solver.fit(x, y[:, 0])
     rest = y[:, 0] - lasso.predict(x)
@@ -109,31 +111,33 @@ def lasso_optimum(x: Array, y: Array, l1: float) -> float:
 def factorization_optimum(
     x: Array, y: Array, approximation_rank: int, l2: float, sweeps: int = 200, seed: int = 0
 ) -> float:
-    r"""The least of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
+    r"""Return a minimum of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
 
-    By alternating least squares: all of U given V, solved exactly, then all of V given U.
+    The method is alternating least squares, which solves exactly for U with V fixed, then for V
+    with U fixed.
 
     Args:
-        x: (entries, 2), user and item.
-        y: (entries, 1).
-        approximation_rank: columns of U and V.
-        l2: λ.
-        sweeps: of both.
-        seed: of what U and V begin with.
+        x: User and item of each known entry (entries, 2).
+        y: Values of the known entries (entries, 1).
+        approximation_rank: Number of columns of U and V.
+        l2: Factor λ of the L2 penalty.
+        sweeps: Number of iterations; each solves for U and for V.
+        seed: Seed of the initial U and V.
 
-    Source: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
-    filtering for the Netflix prize, AAIM 2008; there λ is multiplied by the entries of a row.
+    Reference: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
+    filtering for the Netflix prize, AAIM 2008. In the paper, λ is multiplied by the number of known
+    entries of a row.
     """
-    who, values, count = x.astype(int), y[:, 0], len(x)
+    indices, values, count = x.astype(int), y[:, 0], len(x)
     random, ridge = np.random.default_rng(seed), count * l2 * np.eye(approximation_rank)
-    sizes = who.max(axis=0) + 1
-    thin = [random.uniform(-0.5, 0.5, (size, approximation_rank)) for size in sizes]
+    sizes = indices.max(axis=0) + 1
+    matrices = [random.uniform(-0.5, 0.5, (size, approximation_rank)) for size in sizes]
     for _ in range(sweeps):
-        for own, other in ((0, 1), (1, 0)):
-            for row in range(sizes[own]):
-                mine = who[:, own] == row
-                beside = thin[other][who[mine, other]]
-                square = beside.T @ beside + ridge
-                thin[own][row] = np.linalg.solve(square, beside.T @ values[mine])
-    rest = values - (thin[0][who[:, 0]] * thin[1][who[:, 1]]).sum(axis=1)
-    return float(rest @ rest / count + l2 * sum(float((part**2).sum()) for part in thin))
+        for side, other in ((0, 1), (1, 0)):
+            for row in range(sizes[side]):
+                of_row = indices[:, side] == row
+                factors = matrices[other][indices[of_row, other]]
+                square = factors.T @ factors + ridge
+                matrices[side][row] = np.linalg.solve(square, factors.T @ values[of_row])
+    rest = values - (matrices[0][indices[:, 0]] * matrices[1][indices[:, 1]]).sum(axis=1)
+    return float(rest @ rest / count + l2 * sum(float((part**2).sum()) for part in matrices))

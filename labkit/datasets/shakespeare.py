@@ -1,4 +1,4 @@
-"""Reader of tinyshakespeare: sequences of characters, and at each the one that follows."""
+"""Reader of tinyshakespeare: character sequences, with the next character at each position."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from pydantic import Field
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
 from labkit.datasets.files import DataFile
 
-CHARACTERS = 65  # distinct ones in the text
+CHARACTERS = 65  # distinct characters in the text
 LENGTH = 1_115_394  # characters
 
 
 class TextOptions(Rows):
-    """Options of `shakespeare`."""
+    """Options of the data set `shakespeare`."""
 
-    # The test part has 111,540 characters and must hold at least one sequence.
+    # The upper limit leaves at least one sequence in the test text of 111,540 characters.
     sequence_length: int = Field(
-        64, strict=True, ge=1, le=100_000, description="characters a sequence, 1 to 100000"
+        64, strict=True, ge=1, le=100_000, description="characters per sequence, 1 to 100000"
     )
 
 
 def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
-    """Return codes (sequences, sequence_length) and, shifted by one, the codes that follow.
+    """Return character codes (sequences, sequence_length), and the next characters' codes.
 
-    The first nine tenths of the text train, the rest tests; sequences do not overlap. A
-    character's code is its place among the sorted characters of the text. A. Karpathy 2015.
+    The first nine tenths of the text are training data, and the rest is test data. Sequences do not
+    overlap. The code of a character is its position among the sorted characters of the text.
+    Reference: A. Karpathy 2015.
     """
     text = np.frombuffer(paths[0].read_bytes(), np.uint8)
     _, codes = np.unique(text, return_inverse=True)
@@ -40,8 +41,8 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
 
 
 def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
-    """How many of a length there are in so many characters, by default those that train."""
-    return (characters - 1) // length  # the last sequence, too, needs a character after it
+    """Return how many sequences of this length a text has; default: the training text."""
+    return (characters - 1) // length  # the last sequence also needs a next character
 
 
 def _sequences(codes: Array, length: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Made data of any shape, labelled by a random teacher: no file, no network, and learnable."""
+"""Synthetic data of any shape, generated with labels from a random teacher network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import Field
 from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
-ROWS = 1024  # that train, where nobody says how many
-LATENT = 16  # few hidden factors, so that a thousand rows suffice to learn even large images
+ROWS = 1024  # default number of training rows
+LATENT = 16  # latent features of a row; few, so that 1000 rows suffice to learn images
 
 
 class SyntheticOptions(Rows):
-    """Options of `synthetic`; rows default to 1024, test_rows to 256."""
+    """Options of the data set `synthetic`; rows default to 1024, test_rows to 256."""
 
     shape: tuple[Count, ...] = Field(
         (32,), min_length=1, description="shape of an example, such as [32] or [75, 75, 3]"
@@ -31,25 +31,26 @@ class SyntheticOptions(Rows):
 
     @property
     def outputs(self) -> int:
-        """Classes or targets, as the task has it."""
+        """Number of classes or targets, depending on the task."""
         return self.classes if self.task == "classification" else self.targets
 
 
 def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
-    """Return examples x = z M and labels of a two-layer teacher, tanh(z A) B, of the same z.
+    """Return examples x = z M, and labels from a two-layer teacher, tanh(z A) B, of the same z.
 
-    z (rows, 16), M, A and B are normal; every feature has variance 1. Classes are the teacher's
-    largest score, targets its scores with mean 0 and variance 1.
+    z (rows, 16), M, A and B are random normal; every feature has variance 1. The class of a row is
+    the index of the teacher's largest score. Regression targets are the teacher's scores,
+    standardised to mean 0 and variance 1.
     """
     rows, test_rows = options.rows or ROWS, options.test_rows or 256
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)
-    # Divided by the root of the inputs, so that tanh neither saturates nor is a straight line.
+    # Division by the square root of the number of inputs keeps tanh nonlinear without saturation.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
-    # Drawn together, so that test rows are of the same teacher; the order of draws is part of the
-    # data.
+    # Training and test rows share the teacher. The order of random draws must not change, because
+    # it determines the data.
     z = random.standard_normal((rows + test_rows, LATENT), np.float32)
     scores = np.tanh(z @ first) @ second
     x = (z @ mixing).reshape(-1, *options.shape)

@@ -1,4 +1,4 @@
-"""Read tables as spreadsheets, databases and pandas write them, and refuse columns that mislead."""
+"""Reader of .csv and .parquet tables, which rejects columns that would be misread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from labkit.datasets.values import FEW_CLASSES
 if TYPE_CHECKING:
     import pandas as pd
 
-CATEGORIES = 1000  # of a column of texts; each is a feature
+CATEGORIES = 1000  # maximum per text column, as each is a feature
 SEPARATORS = ",;\t|"
-START = 1 << 16  # characters that tell how a file is written
+START = 1 << 16  # characters read to detect separator and decimal sign
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A .csv or .parquet file; commas, semicolons, tabs or bars between columns.
+    """Read a .csv or .parquet file; columns are separated by commas, semicolons, tabs or bars.
 
     Raises:
-        InvalidInput: it cannot be read, has no header, or has longer rows than its header.
+        InvalidInput: The file cannot be read, has no header, or has rows longer than its header.
     """
     import pandas as pd
 
@@ -37,59 +37,60 @@ def read_table(path: Path) -> pd.DataFrame:
             start = file.read(START)
         header = start.partition("\n")[0]
         separator = max(SEPARATORS, key=header.count)
-        # As it is written where commas are in numbers.
+        # A decimal comma is possible only if semicolons separate columns.
         decimal = "," if separator == ";" and re.search(r"\d,\d", start) else "."
-        with warnings.catch_warnings():  # pandas only warns when it drops fields
+        with warnings.catch_warnings():  # pandas warns when it drops fields
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, sep=separator, decimal=decimal, index_col=False)
     except (ValueError, OSError, pd.errors.ParserWarning) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     if numbers := [name for name in table.columns if re.fullmatch(r"-?\d+\.\d+", str(name))]:
         raise InvalidInput(
-            f"{path} has the number {numbers[0]} as a column's name: give names in the first line"
+            f"{path} has the number {numbers[0]} as a column name: give names in the first line"
         )
     return table
 
 
 def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Array]:
-    """A column as features; what is missing is the mean of the others, or a text of its own.
+    """Return a column as features; missing numbers become the mean, missing texts one category.
 
     Raises:
-        InvalidInput: the column holds infinite numbers, dates, numbers as texts, or names of rows.
+        InvalidInput: The column has infinite numbers, dates, numbers as texts, or a different text
+            in most rows.
     """
     if isinstance(train.iloc[0], list | np.ndarray):
         return np.stack(list(train)), np.stack(list(test))
     kind, column = train.dtype.kind, f"column {train.name!r}"
     if kind in "iufb":
-        if not isinstance(train.dtype, np.dtype):  # a mean fits none of pandas's whole numbers
+        if not isinstance(train.dtype, np.dtype):  # nullable integers cannot hold a mean
             train, test = train.astype("Float64"), test.astype("Float64")
         mean = train.mean() if train.notna().any() else 0.0
         numbers = [part.fillna(mean).to_numpy(float) for part in (train, test)]
         if infinite := sum(int(np.isinf(part).sum()) for part in numbers):
             raise InvalidInput(
-                f"{name} has {infinite} infinite values in {column}: leave them empty, which takes "
-                "the mean, or drop their rows"
+                f"{name} has {infinite} infinite values in {column}: leave them empty to use the "
+                "mean, or drop their rows"
             )
         return standardised(*numbers)
     if kind in "mM":
-        raise InvalidInput(f"{name} has dates in {column}: make numbers of them, or drop it")
+        raise InvalidInput(f"{name} has dates in {column}: convert them to numbers, or drop it")
     _check_texts(name, train)
-    # Where most rows have a text of their own, it names them.
+    # A column with a different text in most rows is rejected, because such texts identify rows.
     distinct, allowed = train.nunique(), max(FEW_CLASSES, len(train) // 2)
     if distinct > (allowed := CATEGORIES if distinct > CATEGORIES else allowed):
         raise InvalidInput(
             f"{name} has {distinct:,} distinct texts in {column}, and each would be a "
-            f"feature; allowed: {allowed:,}: make numbers of them, or drop the column"
+            f"feature; allowed: {allowed:,}: convert them to numbers, or drop the column"
         )
     return one_hot(*(part.astype(str).to_numpy(str) for part in (train, test)))
 
 
 def _check_texts(name: str, column: pd.Series) -> None:
-    """Refuse numbers among texts, each of which would become a category."""
+    """Raise an error if a text column contains numbers, which would become categories."""
     import pandas as pd
 
     texts = column.dropna().astype(str)
-    # Only the user knows whether a comma separates decimals or thousands.
+    # Numbers with commas are not converted, because a comma may separate decimals or thousands.
     numbers = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
     if len(texts) and numbers.mean() >= 0.5:
         odd = texts[~numbers] if not numbers.all() else texts

@@ -1,4 +1,4 @@
-"""Check arrays before training: numbers that a model can learn from, labels that pose a task."""
+"""Validation of arrays before training: finite numbers, and labels that determine the task."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from labkit.datasets.dataset import Array, Shapes
 FEW_CLASSES, MOST_CLASSES = 20, 1000
 
 
-def to_array(what: str, value: Any) -> Array:
-    """An array of pandas, TensorFlow or NumPy as a plain NumPy array.
+def to_array(label: str, value: Any) -> Array:
+    """Convert an array of pandas, TensorFlow or NumPy to a plain NumPy array.
 
     Raises:
-        InvalidInput: it has masked values, or is none of these.
+        InvalidInput: The array has masked values, or its type is not supported.
     """
     if isinstance(value, np.ma.MaskedArray):
         if hidden := int(np.ma.getmaskarray(value).sum()):
-            raise InvalidInput(f"{what} has {hidden} masked values: fill them, or drop their rows")
+            raise InvalidInput(f"{label} has {hidden} masked values: fill them, or drop their rows")
         return np.asarray(value.data)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if array.shape != tuple(value.shape):  # a sparse matrix becomes one object
-        raise InvalidInput(f"{what} is a {type(value).__name__}: give a NumPy array")
+    if array.shape != tuple(value.shape):  # such as a sparse matrix
+        raise InvalidInput(f"{label} is a {type(value).__name__}: give a NumPy array")
     return array
 
 
-def check_values(what: str, array: Array, texts: bool = False) -> None:
-    """Refuse values that no loss or layer can compute with.
+def validate_values(label: str, array: Array, texts: bool = False) -> None:
+    """Raise an error for values with which losses and layers cannot compute.
 
     Args:
-        what: name of the array in the error.
-        array: features or labels.
-        texts: whether texts are allowed, which a layer of the model may look up.
+        label: Name of the array in the error message.
+        array: Features or labels.
+        texts: Whether texts are allowed, because they become categories or classes.
 
     Raises:
-        InvalidInput: some are no numbers, or infinite.
+        InvalidInput: Some values are not numbers, or are infinite.
     """
     kind = array.dtype.kind
     if kind in "US" or (kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)):
         if texts:
             return
         raise InvalidInput(
-            f"{what} has texts: give whole numbers, numpy.unique({what}, return_inverse=True)[1]"
+            f"{label} has texts: give whole numbers, numpy.unique({label}, return_inverse=True)[1]"
         )
     if kind in "mM":
-        raise InvalidInput(f"{what} has dates: give numbers, such as seconds or days since a date")
+        raise InvalidInput(f"{label} has dates: give numbers, such as seconds or days since a date")
     if kind not in "biuf" and array.dtype.name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         raise InvalidInput(
-            f"{what} has the type {array.dtype}: give an array of numbers with rows of one length"
+            f"{label} has the type {array.dtype}: give an array of numbers with rows of one length"
         )
-    # The extremes cost no second array; only where they are not finite does the count matter.
+    # Minimum and maximum show non-finite values without a second array. The count is needed only in
+    # the error.
     if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
         count = int((~np.isfinite(array)).sum())
         raise InvalidInput(
-            f"{what} has {count} values that are infinite or not a number: fill them in, or drop "
+            f"{label} has {count} values that are infinite or not a number: fill them in, or drop "
             "their rows"
         )
 
 
 def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
-    """The task that arrays (x, y) pose; None for nests of them."""
+    """Return the shapes and the task that arrays (x, y) imply; None for nested structures."""
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return None
@@ -74,26 +75,28 @@ def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
 
 
 def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None = None) -> None:
-    """Refuse arrays from which the task of a named model would be a guess.
+    """Raise an error if the arrays do not determine the task of a named model.
 
     Args:
-        data: x and y.
-        y_validation: labels of validation arrays.
-        loss: of the model, if one is named: it says whether decimals are amounts.
+        data: The training arrays (x, y).
+        y_validation: Labels of the validation data, or None.
+        loss: The loss that the user named; with it, decimal labels are not checked. None: no loss
+            named.
 
     Raises:
-        InvalidInput: features are texts; labels may mean classes or amounts, or count from below 0.
+        InvalidInput: Features are texts, labels may be either classes or amounts, or labels are no
+            valid classes.
     """
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return
-    check_values("x", x)
+    validate_values("x", x)
     if y.dtype.kind == "f":
         if loss is None:
             _check_amounts(y)
     elif y.ndim > 1:
         raise InvalidInput(
-            f"y has whole numbers of shape {y.shape}: give one class a row, such as y.ravel() or "
+            f"y has whole numbers of shape {y.shape}: give one class per row, such as y.ravel() or "
             "y.argmax(axis=1), or y.astype(float) for a regression"
         )
     else:
@@ -101,13 +104,13 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None
         least, most = (int(one) for one in (min(map(np.min, labels)), max(map(np.max, labels))))
         if least < 0 or most >= max(MOST_CLASSES, len(y)):
             raise InvalidInput(
-                f"y has labels from {least} to {most}, and classes count from 0: give "
+                f"y has labels from {least} to {most}, but classes count from 0: give "
                 "numpy.unique(y, return_inverse=True)[1], or y.astype(float) for a regression"
             )
 
 
 def are_whole(y: Array) -> bool:
-    """Whether labels may be classes that were written as decimals: few whole numbers."""
+    """Return whether floating-point labels may be classes: few distinct whole numbers."""
     distinct = np.unique(y)
     return len(distinct) <= min(FEW_CLASSES, len(y) // 2) and bool((distinct % 1 == 0).all())
 
@@ -115,8 +118,8 @@ def are_whole(y: Array) -> bool:
 def _check_amounts(y: Array) -> None:
     if y.ndim == 1 and are_whole(y):
         raise InvalidInput(
-            "y has few whole numbers as decimals, which may be classes or amounts: give "
+            "y has few distinct whole numbers, which may be classes or amounts: give "
             "y.astype(int) for classes, or y.reshape(-1, 1) for a regression"
         )
     if y.ndim == 2 and y.shape[1] > 1 and (y.max(axis=1) == 1).all() and (y.sum(axis=1) == 1).all():
-        raise InvalidInput("y is one-hot: give one class a row, y.argmax(axis=1)")
+        raise InvalidInput("y is one-hot: give one class per row, y.argmax(axis=1)")

@@ -1,4 +1,4 @@
-"""Model compression for deployment: what a trained model may lose, and what that saves."""
+"""Compression of trained models for deployment: the methods, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from labkit.deployment.comparison import compare, refuse_alike
 from labkit.deployment.low_rank import LowRank
 from labkit.deployment.prune import Prune
 from labkit.deployment.quantize import Quantize
-from labkit.deployment.smaller_models import Compressed, Method
+from labkit.deployment.smaller_models import CompressedModel, CompressionMethod
 from labkit.deployment.sparse_file import read_sparse, write_sparse
 
-METHODS: dict[str, type[Method]] = {kind.__name__: kind for kind in (Quantize, Prune, LowRank)}
+METHODS: dict[str, type[CompressionMethod]] = {
+    kind.__name__: kind for kind in (Quantize, Prune, LowRank)
+}
 
 __all__ = [
     "METHODS",
-    "Compressed",
+    "CompressedModel",
+    "CompressionMethod",
     "LowRank",
-    "Method",
     "Prune",
     "Quantize",
     "compare",

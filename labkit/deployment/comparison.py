@@ -1,4 +1,4 @@
-"""The table of a model before and after each compression: accuracy, bytes on disk, time."""
+"""A comparison of compression methods for a trained model: accuracy, file size, inference time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit import datasets
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import Dataset
 from labkit.deployment import metrics
-from labkit.deployment.smaller_models import Method, copy_of
+from labkit.deployment.smaller_models import CompressionMethod, uncompiled_copy
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 ORIGINAL = "original"
-Row: TypeAlias = dict[str, float | str]  # of the table, by its columns
+Row: TypeAlias = dict[str, float | str]  # values of one table row, by column
 COLUMNS = (
     *("family", "what", "extra_epochs", "accuracy", "right", "lost", "gained", "chance"),
     *("test_answers", "parameters", "bytes", "smaller", "keras_gzip_bytes"),
@@ -34,7 +34,7 @@ COLUMNS = (
 
 def compare(
     trained: Run | keras.Model,
-    methods: Sequence[Method],
+    methods: Sequence[CompressionMethod],
     data: Dataset | None = None,
     batch_size: int = 128,
     repeats: int = 7,
@@ -42,56 +42,74 @@ def compare(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> pandas.DataFrame:
-    r"""Compress a trained model in each way, and measure what each file holds.
+    r"""Compress a trained model with each method, and measure the models that are read from files.
 
-    A row a method, the original first. What is measured is the model read back from its file.
-    `accuracy` on the test data; `lost` and `gained`: answers that were right in the original only,
-    or here only, and `chance`, the sign test's probability of such a split; `bytes` of the file on
-    disk: a .keras file without optimizer state, or the sparse file; `smaller`: the original's bytes
-    over these; `keras_gzip_bytes`: the same model's .keras file after gzip -9, which asks no method
-    for a format of its own; `inference_ms`: median over repeats of the median call on one batch;
-    `time_ratio`: to the original's in the same repeat, with the least and the largest. `what`
-    says what was done; where a method can do nothing with the model, why, and figures are missing.
+    The table has one row for the original model, and then one row per method. Columns:
+
+    - `accuracy`: Accuracy on the test data.
+    - `lost`, `gained`: Number of test answers that only the original, and that only the compressed
+      model, has right.
+    - `chance`: Probability, in the sign test, of a split into lost and gained answers at least this
+      uneven.
+    - `bytes`: Size of the model's file: a .keras file without optimizer state, or a sparse file.
+    - `smaller`: Ratio of the original's `bytes` to the method's `bytes`.
+    - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9, measured in the same way
+      for all methods.
+    - `inference_ms`: Milliseconds of a call on one batch: median over repeats of the median over
+      calls.
+    - `time_ratio`: Median, over repeats, of the ratio of the time to the original's time;
+      `time_ratio_low` and `time_ratio_high` are the minimum and the maximum.
+    - `what`: Description of the change, or the reason why the method cannot compress the model. In
+      the latter case, the row has no numbers.
 
     Args:
-        trained: a completed run, or a model of Keras's; it stays as it is.
-        methods: such as `[Quantize(mode="int8"), Prune(sparsity=0.9), LowRank()]`.
-        data: training data to fine-tune with and test data; of a run by default its own.
-        batch_size: samples of the timed batch.
-        repeats: rounds in which the models take turns; 10 calls each warm up before.
-        calls: of each model in a round.
-        seed: of each method's training.
-        folder: where the files stay; of a run by default `deployment` in its folder; else nowhere.
+        trained: Completed run with a saved model, or a Keras model, which is not modified.
+        methods: Compression methods, such as `[Quantize(mode="int8"), Prune(sparsity=0.9),
+            LowRank()]`.
+        data: Data set with training data for fine-tuning and test data; default: the data set of
+            the run.
+        batch_size: Number of samples in the timed batch; default: 128.
+        repeats: Number of rounds in which the models are timed in turn, after 10 warm-up calls;
+            default: 7.
+        calls: Number of calls of each model per round; default: 20.
+        seed: Random seed of each method's fine-tuning; default: 0.
+        folder: Folder for the files; default: `deployment` in the run's folder, or a temporary
+            folder for a model.
 
     Raises:
-        InvalidInput: methods of the same label, a number below 1, data without an accuracy.
+        InvalidInput: Two methods have the same label; `batch_size`, `repeats` or `calls` is below
+            1; or accuracy is undefined for the data.
     """
     import keras
     import pandas as pd
 
-    _check(methods, batch_size=batch_size, repeats=repeats, calls=calls)
+    _validate(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
-    # A copy: what it saves holds no optimizer state, which would count as bytes of the model.
-    original = copy_of(trained.model() if isinstance(trained, Run) else trained)
-    before = metrics.right_answers(original, data, batch_size)  # refuses what has no accuracy
+    # The copy lacks the optimizer state, which would count as bytes of the model.
+    original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
+    before = metrics.right_answers(original, data, batch_size)  # an error if accuracy is undefined
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
     rows: dict[str, Row] = {}
     models: dict[str, keras.Model] = {}
-    with _place(folder) as place:
-        models[ORIGINAL], rows[ORIGINAL] = _written(Method(), original, ORIGINAL, place)
-        rows[ORIGINAL] |= {"family": ORIGINAL, "what": "as it was trained", "extra_epochs": 0}
+    with _target_folder(folder) as target_folder:
+        models[ORIGINAL], rows[ORIGINAL] = _write_and_read(
+            CompressionMethod(), original, ORIGINAL, target_folder
+        )
+        rows[ORIGINAL] |= {"family": ORIGINAL, "what": "uncompressed", "extra_epochs": 0}
         for method in methods:
-            # Anew for each: what a method gives shall not depend on which ones came before it.
+            # The seed is set for each method, so that results do not depend on earlier methods.
             keras.utils.set_random_seed(seed)
             row: Row = {"family": method.family, "extra_epochs": method.extra_epochs}
             try:
                 compressed = method.apply(original, data)
             except InvalidInput as error:
-                # What cannot be done is a row of the table, too: a person asked for it.
+                # A method that cannot compress the model still has a row in the table.
                 rows[method.label] = row | {"what": str(error)}
                 continue
-            models[method.label], files = _written(method, compressed.model, method.label, place)
+            models[method.label], files = _write_and_read(
+                method, compressed.model, method.label, target_folder
+            )
             rows[method.label] = row | files | {"what": compressed.what}
         for name, model in models.items():
             rows[name] |= _answers(before, metrics.right_answers(model, data, batch_size))
@@ -101,13 +119,13 @@ def compare(
     return table
 
 
-def _written(
-    method: Method, model: keras.Model, label: str, place: Path
+def _write_and_read(
+    method: CompressionMethod, model: keras.Model, label: str, target_folder: Path
 ) -> tuple[keras.Model, Row]:
-    """The model as its file has it, and the file's figures."""
-    path = place / (re.sub(r"[^A-Za-z0-9.]+", "-", label) + method.suffix)
+    """Write a model to a file; return the model read from this file, and the file's numbers."""
+    path = target_folder / (re.sub(r"[^A-Za-z0-9.]+", "-", label) + method.suffix)
     method.write(model, path)
-    plain = place / ".plain.keras"
+    plain = target_folder / ".plain.keras"
     model.save(plain)
     figures = {
         "bytes": path.stat().st_size,
@@ -120,7 +138,7 @@ def _written(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Right answers, a flag each, held against those of the original."""
+    """Compare a model's right answers with the original's; both arrays have one flag per answer."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),
@@ -141,7 +159,7 @@ def _add_times(
 ) -> None:
     times = metrics.inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
-        # By repeat: both were measured within the same moments.
+        # Ratios are formed within a repeat, in which both models were measured close in time.
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
             "inference_ms": float(np.median(milliseconds)),
@@ -152,20 +170,20 @@ def _add_times(
         }
 
 
-def _check(methods: Sequence[Method], **numbers: int) -> None:
+def _validate(methods: Sequence[CompressionMethod], **numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
             raise InvalidInput(f"{name}={value!r} is impossible; give a whole number from 1")
     refuse_alike(methods)
 
 
-def refuse_alike(methods: Sequence[Method]) -> None:
-    """Refuse methods that no table tells apart, and none at all. Raises: InvalidInput."""
+def refuse_alike(methods: Sequence[CompressionMethod]) -> None:
+    """Raise InvalidInput if there are no methods, or if two methods have the same label."""
     labels = [method.label for method in methods]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice or not labels:
-        given = f"{', '.join(twice)} twice" if twice else "no methods"
-        raise InvalidInput(f"{given} cannot be compared; give one or more that differ")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated or not labels:
+        problem = f"{', '.join(repeated)} twice" if repeated else "no methods"
+        raise InvalidInput(f"{problem} cannot be compared; give one or more different methods")
 
 
 def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
@@ -174,13 +192,13 @@ def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
     name = trained.experiment["dataset"] if isinstance(trained, Run) else None
     if not isinstance(name, str):
         raise LabkitError(
-            "the data are not known by name: give data=labkit.datasets.load(…), or a Dataset"
+            "the run names no data set: give data=labkit.datasets.load(…), or a Dataset"
         )
     return datasets.load(name, **trained.experiment["dataset_options"])
 
 
 @contextmanager
-def _place(folder: Path | str | None) -> Iterator[Path]:
+def _target_folder(folder: Path | str | None) -> Iterator[Path]:
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield Path(folder)

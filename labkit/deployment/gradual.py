@@ -1,4 +1,4 @@
-"""The Keras callback that prunes during training, and keeps at zero what is pruned."""
+"""A Keras callback that prunes during training and keeps pruned weights at zero."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ if TYPE_CHECKING:
 
 
 class GradualPruning(keras.callbacks.Callback):
-    r"""Prune more and more of a model while it trains, and set masked weights back to zero.
+    r"""Increase a model's sparsity (fraction of zero weights) during training.
 
-    Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\) the share of zeros is
-    \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\): fast while many
-    weights do not matter, slow in the end. Between, and afterwards, the mask stays. With
-    `steps=0` it holds the final sparsity from `begin` on.
+    Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\) the fraction of zeros
+    is \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\). Sparsity grows
+    fast while many weights do not matter, and slowly at the end. The mask of pruned weights is
+    constant between prunings and after the last one. After every step, masked weights are set back
+    to zero. With `steps=0`, a single pruning at step `begin` reaches the final sparsity.
 
     Args:
-        final: \(s_f\), above 0 and below 1.
-        steps: \(n \Delta t\), from the first pruning to the last, in training steps.
-        every: \(\Delta t\), training steps between prunings; divides `steps`.
-        initial: \(s_i\), from 0 on, at most `final`.
-        begin: \(t_0\), the step (counted from 0) before which the first pruning happens.
-        scope: "layer" or "global", as `Prune` has it.
+        final: Final sparsity \(s_f\), above 0 and below 1.
+        steps: Training steps \(n \Delta t\) from the first pruning to the last; default: 0.
+        every: Training steps \(\Delta t\) between prunings, a divisor of `steps`; default: 1.
+        initial: Initial sparsity \(s_i\), from 0 to `final`; default: 0.
+        begin: Step \(t_0\), counted from 0, before which the first pruning happens; default: 0.
+        scope: "layer" prunes the same fraction of every kernel, "global" the smallest weights of
+            all kernels; default: "global".
 
     Attributes:
-        reached: the share asked for at each pruning, (step, sparsity).
+        reached: Step and requested sparsity of each pruning so far, as (step, sparsity).
 
-    Raises: InvalidInput, for values that do not fit together.
+    Raises:
+        InvalidInput: A value is out of range, or `steps` is not a multiple of `every`.
 
     Source: Zhu, Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model
-    compression", 2017, arXiv 1710.01878. Differs from it: weights are masked after the step, not in
-    the forward pass, so that no layer need be wrapped; and `scope="global"` is ours.
+    compression", 2017, arXiv 1710.01878. Differs from it: weights are masked after the step and not
+    in the forward pass, so that layers need no wrapper. `scope="global"` is an addition.
     """
 
     def __init__(
@@ -64,31 +67,31 @@ class GradualPruning(keras.callbacks.Callback):
         self.reached: list[tuple[int, float]] = []
 
     def sparsity(self, step: int) -> float:
-        """The share of zeros in a step, from `begin` on."""
-        left = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
-        return self.final + (self.initial - self.final) * left**3
+        """Return the fraction of zeros that is due at a step, which is at least `begin`."""
+        remaining = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
+        return self.final + (self.initial - self.final) * remaining**3
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Find the kernels; nothing is masked yet."""
+        """Collect the model's kernels; no weight is masked at first."""
         self._step = 0
         self._kernels = kernels(self.model)
         self._masks: list[tf.Tensor] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Prune where it is time."""
-        since = self._step - self.begin
-        if 0 <= since <= self.steps and since % self.every == 0:
+        """Prune the kernels if a pruning is due at this step."""
+        steps_since_begin = self._step - self.begin
+        if 0 <= steps_since_begin <= self.steps and steps_since_begin % self.every == 0:
             share = self.sparsity(self._step)
-            gone = smallest(self._kernels, share, self.scope)
-            set_to_zero(self._kernels, gone)
-            # Tensors, once a pruning: they are used after every step.
-            self._masks = [keras.ops.convert_to_tensor(mask) for mask in gone]
+            pruned = smallest(self._kernels, share, self.scope)
+            set_to_zero(self._kernels, pruned)
+            # Masks become tensors once per pruning, because every training step uses them.
+            self._masks = [keras.ops.convert_to_tensor(mask) for mask in pruned]
             self.reached.append((self._step, share))
-        # Counted here: Keras begins anew in each epoch.
+        # The callback counts steps itself, because Keras counts `batch` anew in each epoch.
         self._step += 1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Take back what the step did to masked weights."""
+        """Set masked weights back to zero after the optimizer's update."""
         if self._masks:
-            for kernel, gone in zip(self._kernels, self._masks, strict=True):
-                kernel.assign(keras.ops.where(gone, keras.ops.zeros_like(kernel), kernel))
+            for kernel, pruned in zip(self._kernels, self._masks, strict=True):
+                kernel.assign(keras.ops.where(pruned, keras.ops.zeros_like(kernel), kernel))

@@ -1,4 +1,4 @@
-"""Low-rank factors: a wide matrix as the product of two thin ones."""
+"""Low-rank factorization: a weight matrix becomes the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
-from labkit.deployment.smaller_models import Compressed, FineTuned, copy_of, layers_of
+from labkit.deployment.smaller_models import CompressedModel, FineTuned, layers_of, uncompiled_copy
 
 if TYPE_CHECKING:
     import keras
@@ -19,21 +19,22 @@ Array = NDArray[np.floating]
 
 
 class LowRank(FineTuned):
-    r"""Replace each Dense layer by two, from the truncated SVD of its kernel, where that saves.
+    r"""Replace Dense layers by two smaller layers, from the truncated SVD of the kernel.
 
-    \(W \approx (U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\), the nearest matrix of that rank
-    \(r\) in the Frobenius norm: \(r (m + n)\) parameters in the place of \(m n\). Layers with
-    \(r (m + n) \ge m n\) stay, as do all other kinds of layers.
+    \(W \approx (U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\) is the nearest matrix of rank
+    \(r\) in the Frobenius norm. The two factors have \(r (m + n)\) parameters, and the kernel has
+    \(m n\). Layers with \(r (m + n) \ge m n\) and all other kinds of layers are not changed.
 
     Args:
-        approximation_rank: r, columns of the first factor.
-        epochs: of training both factors afterwards.
+        approximation_rank: Rank \(r\), the number of columns of the first factor; default: 16.
+        epochs: Epochs of training after the factorization, in which both factors are trained;
+            default: 0.
 
-    Source: Denton, Zaremba, Bruna, LeCun, Fergus, "Exploiting linear structure within
-    convolutional networks for efficient evaluation", 2014, arXiv 1404.0736; for dense layers Xue,
-    Li, Gong, "Restructuring of deep neural network acoustic models with singular value
-    decomposition", Interspeech 2013. Differs from them: one rank for all layers, and the singular
-    values are shared out to both factors, so that training starts from factors of one scale.
+    Source: Denton, Zaremba, Bruna, LeCun, Fergus, "Exploiting linear structure within convolutional
+    networks for efficient evaluation", 2014, arXiv 1404.0736. For dense layers: Xue, Li, Gong,
+    "Restructuring of deep neural network acoustic models with singular value decomposition",
+    Interspeech 2013. Differs from them: all layers have the same rank, and both factors share the
+    singular values, so that training starts from factors of equal scale.
     """
 
     family: ClassVar[str] = "low rank"
@@ -41,33 +42,42 @@ class LowRank(FineTuned):
 
     @property
     def label(self) -> str:
-        """`low rank 16 + 2 epochs`"""
+        """Label of the method, such as `low rank 16 + 2 epochs`."""
         return f"low rank {self.approximation_rank}{self._trained}"
 
-    def apply(self, model: keras.Model, data: Dataset) -> Compressed:
-        """Return the factored copy; raises InvalidInput where no Dense layer would shrink."""
+    def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
+        """Return a copy of the model with factored Dense layers.
+
+        Raises:
+            InvalidInput: No Dense layer of the model would become smaller.
+        """
         shapes = {
             layer.name: tuple(layer.kernel.shape) for layer in layers_of(model) if _is_dense(layer)
         }
-        chosen = [name for name, shape in shapes.items() if saves(shape, self.approximation_rank)]
+        chosen = [
+            name
+            for name, shape in shapes.items()
+            if reduces_parameters(shape, self.approximation_rank)
+        ]
         if not chosen:
             dense = ", ".join(
                 f"{name} {m}x{n} (below {m * n / (m + n):.4g})" for name, (m, n) in shapes.items()
             )
             raise InvalidInput(
-                f"approximation_rank={self.approximation_rank} makes no Dense layer smaller; it "
-                f"would make: {dense or 'none, for this model has no Dense layer'}"
+                f"approximation_rank={self.approximation_rank} makes no Dense layer "
+                "smaller; a rank below these limits would: "
+                f"{dense or 'none, because this model has no Dense layer'}"
             )
         factored = factorise(model, self.approximation_rank)
         if self.epochs:
             factored = self.fine_tune(factored, data)
         what = f"{len(chosen)} of {len(shapes)} Dense layers in two factors"
-        return Compressed(factored, what)
+        return CompressedModel(factored, what)
 
 
 def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
-    """Two factors of a kernel (m, n): shapes (m, r) and (r, n), r at most min(m, n)."""
-    # In float64, which the kernel's own precision is then rounded from.
+    """Return two factors of a kernel (m, n): shapes (m, r) and (r, n), with r <= min(m, n)."""
+    # The SVD is computed in float64, and its factors are rounded to the kernel's precision.
     left, values, right = np.linalg.svd(np.asarray(kernel, np.float64), full_matrices=False)
     root = np.sqrt(values[:approximation_rank])
     first = left[:, :approximation_rank] * root  # (m, r)
@@ -75,29 +85,29 @@ def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
     return first.astype(kernel.dtype), second.astype(kernel.dtype)
 
 
-def saves(shape: tuple[int, ...], approximation_rank: int) -> bool:
-    """Whether r (m + n) < m n."""
+def reduces_parameters(shape: tuple[int, ...], approximation_rank: int) -> bool:
+    """Return True if two factors of rank r have fewer parameters: r (m + n) < m n."""
     m, n = shape
     return approximation_rank * (m + n) < m * n
 
 
 def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
-    """A copy of the model in which Dense layers that become smaller are two."""
+    """Return a copy of the model in which factors replace each Dense layer that gets smaller."""
     import keras
 
     def replaced(layer: keras.Layer) -> keras.Layer:
-        if _is_dense(layer) and saves(layer.kernel.shape, approximation_rank):
-            return _two(layer, approximation_rank)
-        # A new layer: the copy shares none with the model.
+        if _is_dense(layer) and reduces_parameters(layer.kernel.shape, approximation_rank):
+            return _factor_layers(layer, approximation_rank)
+        # A new layer is made, so that the copy shares no layer with the original model.
         return type(layer).from_config(layer.get_config())
 
-    plain = copy_of(model)
+    plain = uncompiled_copy(model)
     factored: keras.Model = keras.models.clone_model(plain, clone_function=replaced, recursive=True)
-    _fill(plain, factored, approximation_rank)
+    _set_weights(plain, factored, approximation_rank)
     return factored
 
 
-def _two(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
+def _factor_layers(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
     import keras
 
     first = keras.layers.Dense(
@@ -107,11 +117,11 @@ def _two(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
     return keras.Sequential([first, second], name=layer.name)
 
 
-def _fill(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
-    """Give the new layers the old ones' values, or their factors."""
+def _set_weights(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
+    """Set the factored model's weights to the original weights, or to the factors of kernels."""
     for old, new in zip(plain.layers, factored.layers, strict=True):
         if hasattr(old, "layers"):
-            _fill(old, new, approximation_rank)
+            _set_weights(old, new, approximation_rank)
         elif hasattr(new, "layers"):
             kernel, *bias = old.get_weights()
             new.set_weights([*factors(kernel, approximation_rank), *bias])
@@ -122,5 +132,5 @@ def _fill(plain: keras.Model, factored: keras.Model, approximation_rank: int) ->
 def _is_dense(layer: keras.Layer) -> bool:
     import keras
 
-    # A kernel of two dimensions is what a Dense has, whatever the dimensions of its input.
+    # Every Dense layer has a kernel of two dimensions, whatever the shape of its input.
     return type(layer) is keras.layers.Dense and layer.quantization_mode is None

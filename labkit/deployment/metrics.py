@@ -1,4 +1,4 @@
-"""What is measured of a model: right answers, bytes on disk, time of an inference."""
+"""Measurements of a trained model: right answers, bytes on disk, and inference time."""
 
 from __future__ import annotations
 
@@ -22,57 +22,63 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
 
-WARM_UP = 10  # calls
+WARM_UP = 10  # number of untimed calls before timing
 
 
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
-    """Whether the largest score is the label's: a flag a test row, or a step of each sequence."""
+    """Return a flag for each answer: True if the right label has the largest score.
+
+    An answer is a test sample or, for sequences, a step of a test sample.
+
+    Raises:
+        InvalidInput: Accuracy is undefined for the data or for the shape of the model's outputs.
+    """
     scores = model.predict(data.x_test, batch_size=batch_size, verbose=0)
     if data.task == "regression" or scores.ndim != data.y_test.ndim + 1 or scores.shape[-1] < 2:
         raise InvalidInput(
             f"a model with outputs of shape {list(scores.shape)} on the {data.task} data "
-            f"{data.name!r} has no accuracy; allowed: classification or next_character, a score "
-            "for each class"
+            f"{data.name!r} has no accuracy; allowed: classification or next_character, one score "
+            "per class"
         )
     right: NDArray[np.bool_] = scores.argmax(axis=-1) == data.y_test
     return right.ravel()
 
 
-def chance(lost: int, gained: int) -> float:
-    """Probability of a split at least as uneven, were each change as likely either way.
+def chance(losses: int, gained: int) -> float:
+    """Return the probability of a split at least as uneven, if losses and gains are equally likely.
 
-    The exact sign test (McNemar's) of the answers that two models do not share. It knows the draw
-    of the test data, and nothing of other seeds.
+    This is the exact sign test (McNemar's) on the answers that only one of two models has right.
+    The test accounts for the random choice of test data, but not of training seeds.
     """
-    changed, fewer = lost + gained, min(lost, gained)
-    # Exactly, as whole numbers: floats overflow where thousands of answers have changed.
+    changed, fewer = losses + gained, min(losses, gained)
+    # The sum uses exact integers, because floats would overflow for thousands of changed answers.
     tail = sum(math.comb(changed, k) for k in range(fewer + 1))
     return min(1.0, float(Fraction(tail, 2**changed)) * 2)
 
 
 def gzip_bytes(path: Path) -> int:
-    """Bytes of a file after gzip, level 9."""
+    """Return the size in bytes of a file after compression by gzip -9."""
     return len(gzip.compress(path.read_bytes(), 9))
 
 
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Milliseconds of a call on one batch, for each model the median of each repeat, (repeats,).
+    """Return each model's milliseconds per call on one batch: medians per repeat, shape (repeats,).
 
-    Models take turns within a repeat, and another begins each time, so that what else the machine
-    does meets all of them. Compiled and warmed up before.
+    Within a repeat, the models are timed in turn, and each repeat starts with another model. Other
+    load on the machine thus affects all models equally. Models are compiled and warmed up before.
 
     Args:
-        models: by name.
-        x: one batch of features.
-        repeats: rounds over all models.
-        calls: of each model in a round.
+        models: Models by name.
+        x: Features of the timed batch.
+        repeats: Number of repeats, each of which times all models.
+        calls: Number of calls of each model per repeat.
     """
     import tensorflow as tf
 
     batch = tf.constant(x)
-    # Compiled, as a server would have it: Keras's own overhead is the same for all.
+    # As on an inference server, models are compiled, which avoids Keras's overhead per call.
     functions = {name: _compiled(model) for name, model in models.items()}
     for function in functions.values():
         for _ in range(WARM_UP):
@@ -97,6 +103,6 @@ def _median_ms(function: Call, batch: tf.Tensor, calls: int) -> float:
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
-        function(batch).numpy()  # the values are there
+        function(batch).numpy()  # `numpy()` waits for the result
         seconds.append(time.perf_counter() - start)
     return 1e3 * float(np.median(seconds))

@@ -1,4 +1,4 @@
-"""Magnitude pruning: the smallest weights become zero, at once or little by little."""
+"""Magnitude pruning: the weights of smallest magnitude become zero, at once or gradually."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
 from labkit.deployment import sparse_file
 from labkit.deployment.magnitude import Scope, kernels, set_to_zero, smallest
-from labkit.deployment.smaller_models import Compressed, FineTuned, copy_of
+from labkit.deployment.smaller_models import CompressedModel, FineTuned, uncompiled_copy
 
 if TYPE_CHECKING:
     import keras
 
-RAMP = 0.75  # of the fine-tuning, over which gradual pruning grows; the rest is for recovery
-PRUNINGS = 20  # on that way
+RAMP = 0.75  # fraction of fine-tuning during which gradual pruning increases sparsity
+PRUNINGS = 20  # approximate number of prunings in gradual pruning
 
 
 class Prune(FineTuned):
-    r"""Set the kernel weights of smallest magnitude to zero, and keep them there.
+    r"""Set the kernel weights of smallest magnitude to zero, and keep them at zero.
 
-    Of \(n\) weights exactly \(\mathrm{round}(s\,n)\) go: of each kernel, or of all kernels
-    together. Biases, normalisation and embeddings stay. The model computes as before, for Keras
-    has no sparse kernels; what shrinks is its file, see `labkit.deployment.sparse_file`.
+    Exactly \(\mathrm{round}(s\,n)\) of \(n\) weights are pruned, either in each kernel or in all
+    kernels together. Biases, normalisation and embeddings are not pruned. Inference is not faster,
+    because Keras does not compute with sparse matrices. The model's file is smaller, see
+    `labkit.deployment.sparse_file`.
 
     Args:
-        sparsity: share of the weights that become zero, above 0 and below 1.
-        scope: "layer": the same share of every kernel; "global": the smallest of all kernels.
-        schedule: "one_shot": at once, then `epochs` of training what is left; "gradual": during
-            the first 3/4 of those epochs, by the cubic of `labkit.deployment.gradual`.
-        epochs: of training along; 0 or more, with "gradual" 1 or more.
+        sparsity: Fraction of the kernel weights that become zero, above 0 and below 1; default:
+            0.9.
+        scope: "layer" prunes the same fraction of every kernel, "global" the smallest weights of
+            all kernels together; default: "global".
+        schedule: "one_shot" prunes at once and then trains the remaining weights. "gradual" prunes
+            about 20 times during the first 3/4 of the epochs, see `labkit.deployment.gradual`.
+            Default: "one_shot".
+        epochs: Epochs of fine-tuning, at least 0, or with "gradual" at least 1; default: 0.
 
     Source: Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural
-    networks", 2015, arXiv 1506.02626; gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878. Differs from them: a trained model is pruned, in 20 prunings; masked weights are
-    set back to zero after every step, instead of being masked in the forward pass.
+    networks", 2015, arXiv 1506.02626. Gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
+    1710.01878. Differs from them: a trained model is pruned, in 20 prunings. Masked weights are set
+    to zero after every step, instead of being masked in the forward pass.
     """
 
     family: ClassVar[str] = "prune"
@@ -59,13 +63,17 @@ class Prune(FineTuned):
 
     @property
     def label(self) -> str:
-        """`prune 90%, global, gradual + 5 epochs`"""
-        way = ", gradual" if self.schedule == "gradual" else ""
-        return f"prune {100 * self.sparsity:.4g}%, {self.scope}{way}{self._trained}"
+        """Label of the method, such as `prune 90%, global, gradual + 5 epochs`."""
+        schedule_text = ", gradual" if self.schedule == "gradual" else ""
+        return f"prune {100 * self.sparsity:.4g}%, {self.scope}{schedule_text}{self._trained}"
 
-    def apply(self, model: keras.Model, data: Dataset) -> Compressed:
-        """Return the pruned copy; raises InvalidInput where the model has no kernels."""
-        pruned = copy_of(model)
+    def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
+        """Return a pruned copy of the model.
+
+        Raises:
+            InvalidInput: The model has no kernels to prune.
+        """
+        pruned = uncompiled_copy(model)
         weights = kernels(pruned)
         if not weights:
             raise InvalidInput("this model has no kernels to prune; allowed: layers with kernels")
@@ -73,26 +81,26 @@ class Prune(FineTuned):
             from labkit.deployment.gradual import GradualPruning
 
             ramp, every = self._ramp(len(data.x_train)) if self.schedule == "gradual" else (0, 1)
-            keep = GradualPruning(self.sparsity, steps=ramp, every=every, scope=self.scope)
-            pruned = self.fine_tune(pruned, data, [keep])
+            callback = GradualPruning(self.sparsity, steps=ramp, every=every, scope=self.scope)
+            pruned = self.fine_tune(pruned, data, [callback])
             weights = kernels(pruned)
         else:
             set_to_zero(weights, smallest(weights, self.sparsity, self.scope))
         zeros = sum(int(np.sum(weight.numpy() == 0)) for weight in weights)
         share = zeros / sum(weight.numpy().size for weight in weights)
-        return Compressed(pruned, f"{share:.1%} of the kernel weights are zero")
+        return CompressedModel(pruned, f"{share:.1%} of the kernel weights are zero")
 
     def _ramp(self, rows: int) -> tuple[int, int]:
-        """Training steps from the first pruning to the last, and between two."""
+        """Return the number of steps from first to last pruning, and between two prunings."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
-        # A multiple, so that the last pruning reaches the whole sparsity.
+        # The first is rounded down to a multiple of the second, so the last pruning takes place.
         return last // every * every, every
 
     def write(self, model: keras.Model, path: Path) -> None:
-        """Write what is not zero."""
+        """Write the model's nonzero weights to a sparse file."""
         sparse_file.write_sparse(model, path)
 
     def read(self, path: Path) -> keras.Model:
-        """Open a sparse file."""
+        """Return the model in a sparse file that `write` has written."""
         return sparse_file.read_sparse(path)

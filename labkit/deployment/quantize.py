@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: Keras's own quantization after training."""
+"""Quantization of a trained model's weights to 8 or 4 bits, by Keras."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Dataset
-from labkit.deployment.smaller_models import Compressed, Method, copy_of
+from labkit.deployment.smaller_models import CompressedModel, CompressionMethod, uncompiled_copy
 
 if TYPE_CHECKING:
     import keras
 
 
-class Quantize(Method):
-    r"""Round kernels to whole numbers of 8 or 4 bits, with a scale for every output unit.
+class Quantize(CompressionMethod):
+    r"""Round kernels to integers of 8 or 4 bits, with one scale factor per output unit.
 
-    \(W_{ij} \approx s_j\, q_{ij}\) with \(q_{ij} \in [-127, 127]\) (int8, whose inputs are rounded
-    as well, at every call) or \([-8, 7]\) (int4: weights only, two in a byte, a scale and a zero
-    point for every 128 inputs). Keras quantizes Dense, EinsumDense and Embedding layers; the
-    others, convolutions and recurrent cells among them, stay as they are, which `what` says.
-    Biases stay as they are.
+    \(W_{ij} \approx s_j\, q_{ij}\), with \(q_{ij} \in [-127, 127]\) for int8 and \([-8, 7]\) for
+    int4. With int8, a layer's inputs are also rounded at every call. With int4, only weights are
+    rounded and stored two per byte, with a scale and a zero point per 128 inputs. Keras quantizes
+    Dense, EinsumDense and Embedding layers. Other layers, such as convolutions and recurrent cells,
+    and all biases are not changed. The result's `what` names unchanged layers.
 
     Args:
-        mode: "int8" or "int4".
+        mode: Type of the integers, "int8" or "int4"; default: "int8".
 
     Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference, 2018, arXiv 1712.05877; here by `keras.Model.quantize`, with
-    its default configurations. Differs from it: a scale for every output unit; inputs are scaled
-    by their own greatest size, at every call; no training along.
+    Integer-Arithmetic-Only Inference, 2018, arXiv 1712.05877; the implementation is
+    `keras.Model.quantize` with its default configurations. Differs from it: each output unit has a
+    scale, inputs are scaled by their greatest absolute value at every call, and training is not
+    quantized.
     """
 
     family: ClassVar[str] = "quantize"
@@ -36,45 +37,53 @@ class Quantize(Method):
 
     @property
     def label(self) -> str:
-        """`int8`"""
+        """Label of the method: its mode."""
         return self.mode
 
-    def apply(self, model: keras.Model, data: Dataset) -> Compressed:
-        """Return the quantized copy; raises InvalidInput where Keras can quantize none of it."""
-        quantized = copy_of(model)
+    def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
+        """Return a quantized copy of the model.
+
+        Raises:
+            InvalidInput: Keras quantizes none of the model's layers.
+        """
+        quantized = uncompiled_copy(model)
         try:
             with warnings.catch_warnings():
-                # One a layer that it leaves out; `what` says the same in a line.
+                # Keras warns about each layer that it skips; the result's `what` lists these
+                # layers.
                 warnings.simplefilter("ignore")
                 quantized.quantize(self.mode)
         except ValueError as error:
-            raise InvalidInput(f"Keras cannot quantize this to {self.mode}: {error}") from None
-        sizes, done, rest = 0, 0, []
+            raise InvalidInput(
+                f"Keras cannot quantize this model to {self.mode}: {error}"
+            ) from None
+        total_weights, quantized_weights, unquantized = 0, 0, []
         for layer, after in zip(_leaves(model), _leaves(quantized), strict=True):
             size = _matrix_weights(layer)
-            sizes += size
+            total_weights += size
             if getattr(after, "quantization_mode", None) is not None:
-                done += size
+                quantized_weights += size
             elif size:
-                rest.append(f"{layer.name} ({type(layer).__name__})")
-        if not done:
+                unquantized.append(f"{layer.name} ({type(layer).__name__})")
+        if not quantized_weights:
             raise InvalidInput(
-                f"Keras quantizes none of this model's layers to {self.mode}: it has "
-                f"{', '.join(rest) or 'no kernels'}; allowed: Dense, EinsumDense, Embedding"
+                f"Keras quantizes none of this model's layers to {self.mode}; the model has "
+                f"{', '.join(unquantized) or 'no kernels'}; allowed: Dense, EinsumDense, Embedding"
             )
-        left = f"; not quantized by Keras: {', '.join(rest)}" if rest else ""
-        return Compressed(
-            quantized, f"{done / sizes:.1%} of the kernel weights in {self.mode}{left}"
+        remark = f"; not quantized by Keras: {', '.join(unquantized)}" if unquantized else ""
+        return CompressedModel(
+            quantized,
+            f"{quantized_weights / total_weights:.1%} of the kernel weights in {self.mode}{remark}",
         )
 
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
-    """The layers that hold the weights, in order: those that Keras's own walk reaches."""
-    # Private, but what `quantize` itself walks: any other order could match layers wrongly.
-    found = model._flatten_layers(include_self=False, recursive=True)
-    return [layer for layer in found if not layer._layers]
+    """Return the layers without sublayers, in the order of Keras's own traversal."""
+    # `quantize` uses this private method. Another order could pair the wrong layers.
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return [layer for layer in layers if not layer._layers]
 
 
 def _matrix_weights(layer: keras.Layer) -> int:
-    """Weights of a layer in matrices and tables: all but biases and the like."""
+    """Return the number of a layer's weights in kernels and embedding tables, without biases."""
     return sum(int(weight.numpy().size) for weight in layer.weights if len(weight.shape) > 1)

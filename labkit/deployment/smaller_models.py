@@ -1,4 +1,4 @@
-"""What every method of model compression is: a model in, a smaller model and its file out."""
+"""Base classes of compression methods, which make a smaller model and write the model's file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     import keras
 
 
-class Compressed(NamedTuple):
-    """A compressed model, and what was done to it in a few words."""
+class CompressedModel(NamedTuple):
+    """A compressed model, and in `what` a short description of the change."""
 
     model: keras.Model
     what: str
 
 
-class Method(Checked):
-    """How a trained model is made smaller: fields are what a notebook names.
+class CompressionMethod(Checked):
+    """A method that makes a trained model smaller; the fields are the method's options.
 
     Attributes:
-        family: the same for methods that differ in their fields only.
-        suffix: of the file that `write` makes.
+        family: Name of the kind of method, independent of its options.
+        suffix: File name suffix of the file that `write` makes.
     """
 
     family: ClassVar[str]
@@ -36,39 +36,40 @@ class Method(Checked):
 
     @property
     def label(self) -> str:
-        """The method's name in tables and figures, unique among methods of other fields."""
+        """Name of the method in tables and figures, which also depends on the options."""
         raise NotImplementedError
 
     @property
     def extra_epochs(self) -> int:
-        """Passes over the training data that the method trains and the original did not have."""
+        """Epochs of training that the method adds to the training of the original model."""
         return 0
 
-    def apply(self, model: keras.Model, data: Dataset) -> Compressed:
-        """Return a compressed copy; the given model stays as it is.
+    def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
+        """Return a compressed copy of the model; the model itself is not modified.
 
-        Raises: InvalidInput, where the method cannot do anything with this model.
+        Raises:
+            InvalidInput: The method cannot compress this model.
         """
         raise NotImplementedError
 
     def write(self, model: keras.Model, path: Path) -> None:
-        """Write the model to a file that `read` opens; its size is what deployment carries."""
+        """Write the model to a file for deployment, which `read` can open."""
         model.save(path)
 
     def read(self, path: Path) -> keras.Model:
-        """Open what `write` wrote."""
+        """Return the model in a file that `write` has written."""
         from labkit.keras.safe_mode import load_model
 
         return load_model(path)
 
 
-class FineTuned(Method):
-    """A method that may train its model further.
+class FineTuned(CompressionMethod):
+    """A compression method that can train the compressed model further.
 
     Args:
-        epochs: passes over the training data; 0: none.
-        batch_size: samples a step.
-        learning_rate: of Adam.
+        epochs: Number of epochs of further training; default: 0.
+        batch_size: Number of samples per training step; default: 128.
+        learning_rate: Learning rate of the optimizer Adam; default: 0.001.
     """
 
     epochs: int = Field(default=0, ge=0)
@@ -77,7 +78,7 @@ class FineTuned(Method):
 
     @property
     def extra_epochs(self) -> int:
-        """The epochs of further training."""
+        """Epochs of further training."""
         return self.epochs
 
     @property
@@ -94,15 +95,15 @@ class FineTuned(Method):
     def fine_tune(
         self, model: keras.Model, data: Dataset, callbacks: Sequence[keras.callbacks.Callback] = ()
     ) -> keras.Model:
-        """Train the model, and return an uncompiled copy: its file holds no optimizer state."""
+        """Train the model, and return an uncompiled copy, which has no optimizer state."""
         import keras
 
-        # A model of the user's own may end in a softmax; ours end in scores.
+        # A user's model may end in a softmax, while labkit's models return logits.
         scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
-            jit_compile=False,  # a few epochs do not earn back what XLA takes to compile
+            jit_compile=False,  # compilation takes longer than it saves in a few epochs
         )
         model.fit(
             data.x_train,
@@ -112,21 +113,21 @@ class FineTuned(Method):
             callbacks=list(callbacks),
             verbose=0,
         )
-        return copy_of(model)
+        return uncompiled_copy(model)
 
 
 def config_of(model: keras.Model) -> dict[str, JSON]:
-    """The model without its values, as JSON has it; no optimizer, loss and metrics."""
+    """Return the model's architecture as JSON, without weights, optimizer, loss and metrics."""
     import keras
 
     config = dict(keras.saving.serialize_keras_object(model))
-    # Else Keras would compile the copy, and save the optimizer's state with it.
+    # With this entry, Keras would compile a copy and save the optimizer's state in its file.
     config.pop("compile_config", None)
     return config
 
 
-def copy_of(model: keras.Model) -> keras.Model:
-    """A copy that shares nothing, uncompiled: what it saves holds no optimizer state."""
+def uncompiled_copy(model: keras.Model) -> keras.Model:
+    """Return an independent copy of a model, uncompiled and without optimizer state."""
     import keras
 
     copied: keras.Model = keras.saving.deserialize_keras_object(config_of(model))
@@ -135,7 +136,7 @@ def copy_of(model: keras.Model) -> keras.Model:
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.Layer]:
-    """The layers of a model and of the models in it, in order."""
+    """Yield the layers of a model and of its nested models, in order."""
     for layer in model.layers:
         if hasattr(layer, "layers"):
             yield from layers_of(layer)

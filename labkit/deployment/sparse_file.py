@@ -1,4 +1,4 @@
-"""A file that holds a model without its zeros, and reads back bit for bit."""
+"""A file format that stores a model without zero weights, and restores it bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[np.generic]
 
 
 class TensorRecord(TypedDict):
-    """How a tensor lies in the file: its coding, and how many values are kept."""
+    """A tensor's shape, dtype, coding in the file, and number of stored values (`kept`)."""
 
     shape: list[int]
     dtype: str
@@ -31,7 +31,7 @@ class TensorRecord(TypedDict):
 
 
 class Header(TypedDict):
-    """What stands before the tensors: the model's layers, and a record a tensor."""
+    """The header of a file: schema version, the model's layers, and one record per tensor."""
 
     schema: int
     model: dict[str, JSON]
@@ -40,31 +40,37 @@ class Header(TypedDict):
 
 MAGIC = b"LKSPARSE"
 SCHEMA = 1
-PREFIX = len(MAGIC) + 4  # the header's length, uint32, follows the magic
+PREFIX = len(MAGIC) + 4  # bytes of MAGIC and of the header's length (uint32)
 
 
-def coded_bytes(size: int, kept: int, itemsize: int) -> dict[str, int]:
-    r"""Bytes of a tensor in each coding; a file takes the smallest.
+def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
+    r"""Return a tensor's size in bytes in each coding; a file uses the smallest coding.
 
-    With \(n\) elements of \(w\) bytes, \(k\) of them not zero: `dense` \(n w\); `bitmap`
-    \(\lceil n/8 \rceil + k w\), a bit an element; `indices`
-    \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\), a packed place a value. Places win where
-    fewer than about one in \(\log_2 n\) is left.
+    For \(n\) elements of \(w\) bytes, \(k\) of them nonzero:
 
-    Args: size, n; kept, k; itemsize, w in bytes.
+    - `dense`: \(n w\).
+    - `bitmap`: \(\lceil n/8 \rceil + k w\), one bit per element.
+    - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\), one packed index per nonzero
+      element. This coding is smallest if less than about one in \(\log_2 n\) elements is nonzero.
+
+    Args:
+        size: Number n of elements.
+        count: Number k of nonzero elements.
+        itemsize: Bytes w per element.
     """
-    values = kept * itemsize
+    values = count * itemsize
     return {
         "dense": size * itemsize,
         "bitmap": math.ceil(size / 8) + values,
-        "indices": math.ceil(kept * _width(size) / 8) + values,
+        "indices": math.ceil(count * _width(size) / 8) + values,
     }
 
 
 def write_sparse(model: keras.Model, path: Path | str) -> Path:
-    """Write a model: a header (its layers as JSON, and each tensor's coding), then its tensors.
+    """Write a model to a sparse file: a JSON header, and then the tensors; return the path.
 
-    Optimizer, loss and metrics stay out, as does a layer's state that is no weight.
+    The header has the model's layers and each tensor's coding. Optimizer, loss, metrics, and state
+    of layers other than weights are not written.
     """
     tensors, parts = [], []
     for weight in model.weights:
@@ -78,17 +84,21 @@ def write_sparse(model: keras.Model, path: Path | str) -> Path:
 
 
 def read_sparse(path: Path | str) -> keras.Model:
-    """The model that `write_sparse` wrote; raises LabkitError for any other file."""
+    """Return the model in a file that `write_sparse` has written.
+
+    Raises:
+        LabkitError: The file has another format, or is truncated.
+    """
     from labkit.keras.safe_mode import model_of
 
     path = Path(path)
     content = path.read_bytes()
     header, start = _header(content, path.name)
     expected = start + sum(_bytes_of(record) for record in header["tensors"])
-    # A torn file is refused before any weight is read from it.
+    # A truncated file is rejected before any weight is read.
     if len(content) != expected:
         raise LabkitError(
-            f"{path.name} has {len(content)} bytes instead of {expected}: write it again"
+            f"{path.name} has {len(content)} bytes instead of {expected}: write the file again"
         )
     model = model_of(header["model"], path.name)
     for weight, record in zip(model.weights, header["tensors"], strict=True):
@@ -99,48 +109,48 @@ def read_sparse(path: Path | str) -> keras.Model:
 
 
 def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
-    """A tensor's record (shape, dtype, coding, kept) and its bytes; -0.0 and NaN are kept."""
+    """Return a tensor's record and its coded bytes; -0.0 and NaN are stored like other values."""
     tensor = np.ascontiguousarray(tensor)
     flat = tensor.reshape(-1)
-    # As bits: -0.0 equals zero, but is another value, and NaN equals nothing.
+    # Only elements whose bits are all 0 count as zero: -0.0 equals 0.0, but has other bits.
     bits = flat.view(f"u{flat.itemsize}")
-    places = np.flatnonzero(bits)
-    sizes = coded_bytes(flat.size, len(places), flat.itemsize)
+    indices = np.flatnonzero(bits)
+    sizes = coded_bytes(flat.size, len(indices), flat.itemsize)
     coding = min(sizes, key=lambda name: sizes[name])
     record = TensorRecord(
-        shape=list(tensor.shape), dtype=flat.dtype.name, coding=coding, kept=len(places)
+        shape=list(tensor.shape), dtype=flat.dtype.name, coding=coding, kept=len(indices)
     )
     if coding == "dense":
         return record, flat.tobytes()
     if coding == "bitmap":
-        where = np.packbits(bits != 0)
+        packed = np.packbits(bits != 0)
     else:
         steps = np.arange(_width(flat.size))
-        where = np.packbits((places[:, None] >> steps).astype(np.uint8) & 1)
-    return record, where.tobytes() + flat[places].tobytes()
+        packed = np.packbits((indices[:, None] >> steps).astype(np.uint8) & 1)
+    return record, packed.tobytes() + flat[indices].tobytes()
 
 
 def unpack(record: TensorRecord, content: bytes) -> Array:
-    """The tensor that `pack` packed."""
+    """Return the tensor from the record and the bytes that `pack` returned."""
     shape, dtype = tuple(record["shape"]), _dtype(record["dtype"])
     if record["coding"] == "dense":
         return np.frombuffer(content, dtype).reshape(shape)
     size, kept = math.prod(shape), record["kept"]
-    cut = len(content) - kept * dtype.itemsize
-    packed = np.frombuffer(content[:cut], np.uint8)
+    split = len(content) - kept * dtype.itemsize
+    packed = np.frombuffer(content[:split], np.uint8)
     if record["coding"] == "bitmap":
-        places = np.flatnonzero(np.unpackbits(packed, count=size))
+        indices = np.flatnonzero(np.unpackbits(packed, count=size))
     else:
         width = _width(size)
         bits = np.unpackbits(packed, count=kept * width).reshape(kept, width)
-        places = bits.astype(np.int64) @ (1 << np.arange(width))
+        indices = bits.astype(np.int64) @ (1 << np.arange(width))
     flat = np.zeros(size, dtype)
-    flat[places] = np.frombuffer(content[cut:], dtype)
+    flat[indices] = np.frombuffer(content[split:], dtype)
     return flat.reshape(shape)
 
 
 def _width(size: int) -> int:
-    """Bits of a place."""
+    """Return the number of bits of a packed index into a tensor with `size` elements."""
     return max(1, (size - 1).bit_length())
 
 
@@ -151,7 +161,7 @@ def _bytes_of(record: TensorRecord) -> int:
 
 
 def _dtype(name: str) -> np.dtype[np.generic]:
-    import ml_dtypes  # noqa: F401  # teaches NumPy bfloat16
+    import ml_dtypes  # noqa: F401  # adds bfloat16 to NumPy
 
     return np.dtype(name)
 
@@ -159,7 +169,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 def _header(content: bytes, name: str) -> tuple[Header, int]:
     start = PREFIX + int.from_bytes(content[len(MAGIC) : PREFIX], "little")
     if not content.startswith(MAGIC) or len(content) < start:
-        raise LabkitError(f"{name} is no sparse file: give one that write_sparse has written")
+        raise LabkitError(f"{name} is no sparse file: give a file that write_sparse has written")
     header: Header = json.loads(content[PREFIX:start])
     if header["schema"] > SCHEMA:
         raise LabkitError(

@@ -1,9 +1,9 @@
-"""Exchange: how the ranks' gradients meet inside the training step."""
+"""The gradient exchange, which computes the ranks' mean gradients inside the training step."""
 
-from labkit.exchange.compressed import Layer, Seen
+from labkit.exchange.compressed import BucketLayer, ReductionRecord
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange
-from labkit.exchange.gradient import weighed
-from labkit.exchange.guard import Bad, BadNumbers, Guard, Policy
+from labkit.exchange.gradient import weight_by_rows
+from labkit.exchange.guard import BadNumbers, BadValues, Guard, Policy
 from labkit.exchange.reduction import NotFinite
 from labkit.exchange.schedules import SCHEDULES
 from labkit.exchange.timeline import Timeline, timeline_rows
@@ -11,15 +11,15 @@ from labkit.exchange.timeline import Timeline, timeline_rows
 __all__ = [
     "BUCKET_BYTES",
     "SCHEDULES",
-    "Bad",
     "BadNumbers",
+    "BadValues",
+    "BucketLayer",
     "Exchange",
     "Guard",
-    "Layer",
     "NotFinite",
     "Policy",
-    "Seen",
+    "ReductionRecord",
     "Timeline",
     "timeline_rows",
-    "weighed",
+    "weight_by_rows",
 ]

@@ -1,4 +1,4 @@
-"""Where the gradients of an exchange lie, how they get there, and where their means are read."""
+"""Flat buffers of gradients and means, and the copies of gradients into these buffers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.exchange.bucket import Bucket, Slot, places
+from labkit.exchange.bucket import Bucket, Slot, aligned_starts
 
-Piece = tuple[int, np.ndarray]  # offset in the bucket, values
+Piece = tuple[int, np.ndarray]  # (offset in the bucket in elements, values)
 
 
-class Arena:
-    """An arena of gradients for each dtype, which stays where it is from step to step.
+class FlatBuffers:
+    """Flat buffers for gradients, one for each dtype, with the same memory in all steps.
 
-    Means take the place of the gradients; or, where all ranks are on one host and add up in shared
-    memory, they are written once for all of them.
+    By default, the means overwrite the gradients. If the ranks sum in shared memory, they write the
+    means once, into a buffer common to all ranks.
 
     Args:
-        communicator: allocates, and so do all its ranks.
-        lengths: elements of each variable.
-        dtypes: of each variable.
-        buckets: what lies where.
-        common: one memory for the means of all ranks.
+        communicator: The Communicator of the ranks, which all allocate in this call (collective).
+        lengths: The number of elements of each variable.
+        dtypes: The NumPy dtype of each variable.
+        buckets: The buckets, with their positions in the buffers.
+        common: Whether all ranks share one buffer for the means.
+
+    Attributes:
+        means: The mean gradient of each variable, as a flat view of a buffer.
     """
 
     def __init__(
@@ -35,52 +38,52 @@ class Arena:
         common: bool,
     ) -> None:
         names = [dtype.name for dtype in dtypes]
-        starts = places(lengths, names, [dtype.itemsize for dtype in dtypes])
+        starts = aligned_starts(lengths, names, [dtype.itemsize for dtype in dtypes])
         ends = dict.fromkeys(names, 0)
         for bucket in buckets:
             ends[bucket.dtype] = max(ends[bucket.dtype], bucket.stop)
         kinds = dict(zip(names, dtypes, strict=True))
 
-        def arenas(common: bool) -> dict[str, np.ndarray]:
+        def allocate_buffers(common: bool) -> dict[str, np.ndarray]:
             return {
                 name: communicator.allocate(end, kinds[name], common) for name, end in ends.items()
             }
 
-        self._gradients, self._common = arenas(False), common
-        self._results = arenas(True) if common else self._gradients
+        self._gradients, self._common = allocate_buffers(False), common
+        self._results = allocate_buffers(True) if common else self._gradients
         self.means = [
             self._results[name][start : start + length]
             for start, length, name in zip(starts, lengths, names, strict=True)
-        ]  # of each variable
+        ]
 
     def gradients(self, bucket: Bucket) -> np.ndarray:
-        """What of this rank travels together."""
+        """Return this rank's gradients in a bucket, as a flat view."""
         return self._gradients[bucket.dtype][bucket.start : bucket.stop]
 
-    def into(self, bucket: Bucket) -> np.ndarray | None:
-        """Where the bucket's means are written; None: in place of the gradients."""
+    def mean_buffer(self, bucket: Bucket) -> np.ndarray | None:
+        """Return the buffer for the bucket's means; None: the means overwrite the gradients."""
         if not self._common:
             return None
         return self._results[bucket.dtype][bucket.start : bucket.stop]
 
-    def piece(self, bucket: Bucket, slot: Slot) -> np.ndarray:
-        """The gradients of one slot."""
+    def slot_gradients(self, bucket: Bucket, slot: Slot) -> np.ndarray:
+        """Return this rank's gradients in one slot of a bucket, as a flat view."""
         return self._gradients[bucket.dtype][slot.offset : slot.offset + slot.length]
 
 
 class Packing:
-    """Copies the gradients of a bucket to their places in its memory.
+    """A callable object that copies the gradients of a bucket into the bucket's memory.
 
     Args:
-        bucket: what lies where.
-        memory: of the bucket, (length,).
-        stays: elements that this rank adds up itself. They are not copied but handed on as they
-            are, while the step stands still for the sum.
+        bucket: The bucket, with its slots.
+        memory: The memory into which the gradients are copied, (length,).
+        stays: The elements of the bucket that this rank itself sums. They are not copied, because
+            the training step blocks until the sum is complete.
     """
 
     def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
-        self._copies: list[tuple[int, slice, np.ndarray]] = []  # number, elements, place
-        self._kept: list[tuple[int, slice, int]] = []  # number, elements, offset
+        self._copies: list[tuple[int, slice, np.ndarray]] = []  # (slot, elements, target)
+        self._uncopied: list[tuple[int, slice, int]] = []  # (slot, elements, offset)
         for number, slot in enumerate(bucket.slots):
             first = slot.offset - bucket.start
             begin, end = np.clip((stays.start - first, stays.stop - first), 0, slot.length).tolist()
@@ -91,20 +94,19 @@ class Packing:
                     self._copies.append((number, elements, place))
             if begin < end:
                 elements = slice(slot.start + begin, slot.start + end)
-                self._kept.append((number, elements, first + begin))
+                self._uncopied.append((number, elements, first + begin))
 
     def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
-        """Copy, and return what stays where it is; None where nothing does.
+        """Copy the gradients, and return the pieces that were not copied; None: all were copied.
 
         Args:
-            arrays: the gradients of the bucket's slots, whole.
-            counts: whether there are samples behind them; without, even one that is not a number
-                counts 0.
+            arrays: For each slot of the bucket, the whole gradient of the slot's variable.
+            counts: Whether this rank has samples; without samples, even a NaN gradient counts as 0.
         """
         flat = [array.reshape(-1) for array in arrays]
         for number, elements, place in self._copies:
             place[...] = flat[number][elements] if counts else 0
-        kept = [(offset, flat[number][elements]) for number, elements, offset in self._kept]
+        pieces = [(offset, flat[number][elements]) for number, elements, offset in self._uncopied]
         if not counts:
-            kept = [(offset, np.zeros_like(values)) for offset, values in kept]
-        return kept or None
+            pieces = [(offset, np.zeros_like(values)) for offset, values in pieces]
+        return pieces or None

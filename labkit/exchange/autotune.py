@@ -1,6 +1,7 @@
-"""What ranks settle before the first step: the algorithm, and what may travel as rows.
+"""Choices before the first step: the allreduce algorithm, and the tables sent as changed rows.
 
-What is fastest here: measured on real ranks, computed on an emulated network.
+The fastest algorithm is found by measurement on a real network, and by simulation for an emulated
+network.
 """
 
 from __future__ import annotations
@@ -15,39 +16,46 @@ from labkit.common.paths import usable_cores
 from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
-CALLS = 7
-LEAST = 2**20  # bytes, of which a sum on one host takes as long as a call
+MEASURED_CALLS = 7  # number of measured calls of each algorithm
+MIN_TABLE_BYTES = 2**20  # to sum these on one host takes as long as the overhead of a call
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, and why it was chosen."""
+    """An allreduce algorithm, and the reason for the choice."""
 
     algorithm: str
     why: str
 
     @property
     def in_place(self) -> bool:
-        """Whether ranks add up in memory that they share, so that one copy serves all of them."""
+        """Whether ranks sum in shared memory, so that a host's ranks can share one result."""
         return self.algorithm == "shared_memory"
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
-    """The algorithm to sum buckets of so many bytes with (collective, the same on all ranks).
+    """Choose the algorithm for buckets of a size; all ranks choose the same one (collective).
 
-    "auto" tries what this machine offers, `CALLS` times each after a warm-up, interleaved, and
-    takes the least median of the slowest rank; on an emulated network the simulator decides. Of
-    compressed buckets (not `dense`) nobody knows the bytes beforehand: without an emulated network
-    the library's own collectives carry them.
+    "auto" measures the available algorithms in turn, with `MEASURED_CALLS` calls each after a
+    warm-up call. The time of a call is that of the slowest rank. The algorithm with the smallest
+    median time is chosen. On an emulated network, the simulator decides. On a real network,
+    compressed buckets use the collectives of the MPI library, because their bytes are unknown in
+    advance.
+
+    Args:
+        communicator: The Communicator of the ranks.
+        algorithm: The requested algorithm, or "auto".
+        nbytes: The bytes of the largest bucket.
+        dense: Whether gradients are exchanged without compression.
     """
     if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
         return Choice("mpi", "one rank alone has nothing to add up")
     if algorithm != "auto":
         return Choice(algorithm, "as asked for")
     if communicator.network is not None:
-        return _simulated(communicator, nbytes)  # the same arithmetic on all ranks
+        return _simulated(communicator, nbytes)  # all ranks get the same result
     if not dense:
-        return Choice("mpi", "payloads are small and of unequal size: the library's collectives")
+        return Choice("mpi", "payloads are small and of unequal size: the collectives of MPI")
     candidates = ["mpi", "ring"]
     if communicator.on_one_host:
         candidates.append("shared_memory")
@@ -58,38 +66,43 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     return _measured(communicator, candidates, nbytes)
 
 
-def no_core_is_free(communicator: Communicator) -> bool:
-    """Whether ranks that compute take up their host (collective, the same on all ranks).
+def all_cores_compute(communicator: Communicator) -> bool:
+    """Return whether the ranks' computation occupies all cores of the host (collective).
 
-    What moves bytes between ranks of one host is a core, which then computes nothing. A line, also
-    an emulated one, moves them by itself.
+    Between ranks of one host, a core that moves bytes cannot compute meanwhile. A network, real or
+    emulated, moves bytes without a core.
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
-    told = communicator.allgather((_threads(), usable_cores()), what="the cores of the host")
-    return bool(sum(threads for threads, _ in told) >= max(cores for _, cores in told))
+    counts = communicator.allgather((_threads(), usable_cores()), label="the cores of the host")
+    return bool(sum(threads for threads, _ in counts) >= max(cores for _, cores in counts))
 
 
 def _threads() -> int:
-    """In which this rank computes; of TensorFlow, none named are all there can be."""
+    """Return the number of TensorFlow's intra-op threads; by default, one per usable core."""
     import tensorflow as tf
 
-    named = tf.config.threading.get_intra_op_parallelism_threads()
-    return named or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or 0) or usable_cores()
+    configured = tf.config.threading.get_intra_op_parallelism_threads()
+    return configured or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or 0) or usable_cores()
 
 
-def rows_pay(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Whether a table of so many bytes is worth a call of its own, in which rows travel alone.
+def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
+    """Return whether a table is large enough for a separate collective of its changed rows.
 
-    They do so by one more call, which is spared only where the sum of all takes twice as long as
-    that of next to nothing. How many rows there are is known in each step only; where they are too
-    many, the parts of the table turn dense on their way.
+    On an emulated network, a separate call is worthwhile if summing the whole table takes at least
+    twice as long as summing 64 bytes. The number of changed rows is unknown before a step. If a
+    step changes too many rows, the parts of the table become dense during the collective.
+
+    Args:
+        communicator: The Communicator of the ranks.
+        algorithm: The allreduce algorithm, or "auto".
+        nbytes: The bytes of the whole table.
     """
     from labkit.simulate import simulate
 
     network = communicator.network
     if network is None or algorithm not in ("auto", *ALLREDUCE):
-        return nbytes >= LEAST
+        return nbytes >= MIN_TABLE_BYTES
     if algorithm == "auto":
         algorithm = _simulated(communicator, nbytes).algorithm
     whole, nothing = (
@@ -106,27 +119,32 @@ def _simulated(communicator: Communicator, nbytes: int) -> Choice:
     seconds = {
         name: simulate(name, communicator.size, nbytes, network).seconds for name in ALLREDUCE
     }
-    return least(seconds, f"simulated for {nbytes / 1e6:.3g} MB on {network}")
+    return fastest(seconds, f"simulated for {nbytes / 1e6:.3g} MB on {network}")
 
 
 def _measured(communicator: Communicator, candidates: list[str], nbytes: int) -> Choice:
     clock, buffer = communicator.clock, communicator.allocate(max(nbytes // 4, 1))
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(1 + CALLS):
+    for _ in range(1 + MEASURED_CALLS):
         for name in candidates:
-            communicator.meet("the choice of an algorithm")
+            communicator.barrier("the choice of an algorithm")
             start = clock.now()
             communicator.allreduce(buffer, name)
             times[name].append(clock.now() - start)
     slowest = {
-        name: float(np.median(np.max(communicator.allgather(own[1:]), axis=0)))
-        for name, own in times.items()
+        name: float(np.median(np.max(communicator.allgather(local[1:]), axis=0)))
+        for name, local in times.items()
     }
-    return least(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
+    return fastest(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
 
 
-def least(seconds: Mapping[str, float], how: str) -> Choice:
-    """Who takes least of these, by name; the first of those that take as long."""
+def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:
+    """Return the fastest algorithm; of equally fast algorithms, the first one.
+
+    Args:
+        seconds: The time of each algorithm in seconds, by name.
+        algorithm: The source of the times, as text for `Choice.why`.
+    """
     ranked = sorted(seconds, key=lambda name: seconds[name])
-    told = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])
-    return Choice(ranked[0], f"{how}: {told}")
+    times = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])
+    return Choice(ranked[0], f"{algorithm}: {times}")

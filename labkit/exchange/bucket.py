@@ -1,16 +1,16 @@
-"""Buckets: which gradients travel together, in which order; pure arithmetic."""
+"""Buckets: groups of gradients that ranks exchange together, and the order of buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ALIGN = 64  # bytes; TensorFlow reads memory that is aligned so without copying it
+ALIGN = 64  # bytes; memory with this alignment is read by TensorFlow without a copy
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Elements [start, stop) of a variable, flattened; they stand from `offset` on in the arena."""
+    """The elements [start, stop) of a flattened variable, at `offset` in the flat buffer."""
 
     variable: int
     start: int
@@ -19,13 +19,13 @@ class Slot:
 
     @property
     def length(self) -> int:
-        """Elements."""
+        """The number of elements in the slot."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one dtype that travel together: elements [start, stop) of its arena."""
+    """Gradients exchanged together: the elements [start, stop) of the flat buffer of a dtype."""
 
     dtype: str
     itemsize: int
@@ -35,20 +35,23 @@ class Bucket:
 
     @property
     def length(self) -> int:
-        """Elements, with the few that align the variables."""
+        """The number of elements, including the padding that aligns the variables."""
         return self.stop - self.start
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """The bytes of the bucket, including padding."""
         return self.length * self.itemsize
 
 
-def places(lengths: Sequence[int], dtypes: Sequence[str], itemsizes: Sequence[int]) -> list[int]:
-    """Where each variable starts in the arena of its dtype: one behind the other, aligned.
+def aligned_starts(
+    lengths: Sequence[int], dtypes: Sequence[str], itemsizes: Sequence[int]
+) -> list[int]:
+    """Return the aligned start index of each variable in the flat buffer of its dtype.
 
     Args:
-        lengths, dtypes, itemsizes: of each variable: elements, type, bytes an element.
+        lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
+            bytes per element.
     """
     ends: dict[str, int] = {}
     starts = []
@@ -68,27 +71,30 @@ def pack(
     cut: bool,
     groups: Sequence[int] | None = None,
 ) -> list[Bucket]:
-    """Fill buckets from the last variable to the first: its gradient is ready first.
+    """Fill buckets from the last variable to the first, because the last gradient is ready first.
 
         lengths 6, 2, 3, 1 · limit 4     -> [3, 2] [1] [0]
         the same with cut                -> [3, 2] [1, end of 0] [begin of 0]
 
-    A bucket is one piece of its arena, and so is a variable, however it is cut.
+    Each bucket is contiguous in its flat buffer, and so is each variable, even if it is split.
 
     Args:
-        lengths, dtypes, itemsizes: of each variable: elements, type, bytes an element.
-        limit: bytes of a bucket; a variable that is larger has a bucket of its own.
-        cut: split variables so that no bucket has more than the limit and an eighth.
-        groups: of each variable; a bucket holds variables of one group only.
+        lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
+            bytes per element.
+        limit: The maximum bytes of a bucket; without `cut`, a variable with more bytes has a bucket
+            of its own.
+        cut: Whether to split large variables, so that no bucket exceeds the limit by more than 1/8.
+        groups: The group number of each variable; a bucket holds variables of one group only. None:
+            all variables form one group.
     """
-    starts = places(lengths, dtypes, itemsizes)
+    starts = aligned_starts(lengths, dtypes, itemsizes)
     itemsize = dict(zip(dtypes, itemsizes, strict=True))
     buckets: list[Bucket] = []
     filling: dict[str, list[Slot]] = {}
 
     def close(dtype: str) -> None:
         if slots := filling.pop(dtype, None):
-            first, last = slots[-1], slots[0]  # they were filled from the end
+            first, last = slots[-1], slots[0]  # slots are filled from the end
             stop = last.offset + last.length
             buckets.append(Bucket(dtype, itemsize[dtype], first.offset, stop, tuple(slots)))
 
@@ -100,7 +106,8 @@ def pack(
         stop = lengths[variable]
         while stop > 0:
             used = sum(slot.length for slot in filling.get(dtype, []))
-            fits = used + stop <= room + (room // 8 if cut else 0)  # a rest does not go alone
+            # The allowance of 1/8 avoids a small bucket with the last elements of a variable.
+            fits = used + stop <= room + (room // 8 if cut else 0)
             if used and not fits and (used >= room or not cut):
                 close(dtype)
                 used = 0
@@ -114,7 +121,7 @@ def pack(
 
 
 def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
-    """Numbers of the buckets that hold elements of a variable."""
+    """Return the numbers of the buckets that hold elements of a variable."""
     return [
         number
         for number, bucket in enumerate(buckets)

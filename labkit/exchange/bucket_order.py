@@ -1,4 +1,4 @@
-"""In which order the communication thread serves buckets, when front layers come first."""
+"""The order of buckets in the communication thread, with priority for front layers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Sequence
 
 
 def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence[int]) -> list[int]:
-    """One fixed order: whenever the line is free, the most urgent bucket that is ready.
+    """Return a fixed order in which the most urgent ready bucket is sent when the link is free.
 
-        ready    2  1  0     (the last layer's bucket first)
-        seconds  1  3  1     -> [2, 1, 0]: when 1 ends at 4, only 0 is left
+        ready    2  1  0     (the bucket of the last layer is ready first)
+        seconds  1  3  1     -> [2, 1, 0]: when bucket 1 ends at 4, only bucket 0 remains
         ready    2  1  0
-        seconds  1  1  3     -> [2, 0, 1]: when 2 ends at 3, 0 is ready and more urgent than 1
+        seconds  1  1  3     -> [2, 0, 1]: when bucket 2 ends at 3, bucket 0 is the most urgent
 
     Args:
-        ready: when each bucket is packed, seconds.
-        seconds: how long its exchange takes.
-        rank: its urgency; the least is most urgent.
+        ready: For each bucket, the time when it is packed, in seconds.
+        seconds: For each bucket, the duration of its exchange, in seconds.
+        rank: For each bucket, a number that gives its priority; the lowest number is the most
+            urgent.
+
     Source: Jayarajan et al.: Priority-based parameter propagation, 2019, arXiv 1905.03960; Peng et
-    al.: A generic communication scheduler (ByteScheduler), 2019. There the order is decided while
-    buckets wait; here it is fixed from measured times, so that all ranks have the same.
+    al.: A generic communication scheduler (ByteScheduler), 2019. Both methods decide the order
+    while buckets wait; this function fixes the order in advance from measured times, so that all
+    ranks agree.
     """
     coming = sorted(range(len(ready)), key=lambda bucket: ready[bucket])
     waiting: list[tuple[int, int]] = []

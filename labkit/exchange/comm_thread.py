@@ -1,4 +1,4 @@
-"""The communication thread: serves a rank's buckets in one order that is the same on all ranks."""
+"""The communication thread, which exchanges buckets in one fixed order on all ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from labkit.exchange.timeline import Timeline
 Serve = Callable[[int], None]
 Reorder = Callable[[list[float], list[float]], list[int]]
 
-SLICE = 100_000  # ns, the least that Linux allows
+TIME_SLICE = 100_000  # ns, the smallest time slice that Linux allows
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
-class Service:
-    """One thread that exchanges buckets while the training step goes on.
+class CommThread:
+    """A thread that exchanges buckets during the training step.
 
-    Buckets are served in a fixed order, whatever order they become ready in, so the ranks' threads
-    always work on the same bucket and cannot wait for each other in a circle. An error of the
-    thread is raised in whoever waits for a bucket.
+    The thread exchanges buckets in a fixed order, whatever the order in which the training step
+    issues them. The threads of all ranks therefore work on the same bucket, without deadlocks. If
+    the thread fails, `wait` raises its error.
 
     Args:
-        serve: exchanges bucket number b; runs in the thread.
-        order: bucket numbers, each once.
-        timeline: records `communicate` and `wait`.
-        attend: told when the training step begins to stand still for a bucket (True), and when it
-            goes on (False): meanwhile the thread need not leave the core to it.
+        serve: A function that exchanges the bucket of a number; it runs in the thread.
+        order: The bucket numbers, each once, in the order of their exchange.
+        timeline: The timeline that records events of kind "communicate" and "wait".
+        on_block: A callback. It receives True when the training step starts to wait for a bucket,
+            and False when the step continues. Between both calls, the thread may occupy the core.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Service:
         serve: Serve,
         order: Sequence[int],
         timeline: Timeline,
-        attend: Callable[[bool], None] = lambda waiting: None,
+        on_block: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
         self._serve, self.order, self._timeline = serve, list(order), timeline
         self._clock = timeline.clock
-        self._attend = attend
+        self._set_blocked = on_block
         self._changed = threading.Condition()
         self._issued: set[int] = set()
         self._serving = False
@@ -52,21 +52,26 @@ class Service:
         self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
-        self._ready = [0.0] * len(self.order)  # seconds; when buckets were issued, in sum
-        self._seconds = [0.0] * len(self.order)  # what serving them took, in sum
+        self._ready = [0.0] * len(self.order)  # for each bucket, the sum of its issue times, in s
+        self._seconds = [0.0] * len(self.order)  # for each bucket, the sum of its durations, in s
 
     def reorder_after(self, rounds: int, reorder: Reorder) -> None:
-        """Ask for another order once, when each bucket has been served so often.
+        """Change the order of the buckets once, after a number of rounds.
 
-        `reorder` gets the mean times at which buckets were issued, from the first on, and how
-        long serving them took; it is called in the threads of all ranks after the same round.
+        The communication threads of all ranks call `reorder` after the same round.
+
+        Args:
+            rounds: The number of rounds before the change; a round exchanges every bucket once.
+            reorder: A function of (mean issue times, mean exchange durations) of all buckets, in
+                seconds, which returns the new order. Issue times count from the first issued
+                bucket.
         """
         self._reorder = (rounds, reorder)
 
     def issue(self, bucket: int) -> None:
-        """Hand a packed bucket to the thread."""
+        """Hand a packed bucket to the communication thread."""
         with self._changed:
-            self._done.discard(bucket)  # of a step that failed before it waited
+            self._done.discard(bucket)  # a failed step may have left it
             self._issued.add(bucket)
             self._ready[bucket] += self._clock.now()
             if self._thread is None:
@@ -75,20 +80,20 @@ class Service:
             self._changed.notify_all()
 
     def wait(self, bucket: int) -> None:
-        """Back when the bucket holds the mean of all ranks; it may then be issued again."""
+        """Wait until a bucket holds the mean of all ranks, after which it may be issued again."""
         start = self._clock.now()
-        self._attend(True)
+        self._set_blocked(True)
         with self._changed:
             while bucket not in self._done and self._error is None:
                 self._changed.wait()
             self._done.discard(bucket)
-        self._attend(False)
+        self._set_blocked(False)
         self._timeline.add("wait", bucket, start)
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Back when the thread has ended; what it waits for has been called off."""
+        """End the thread, after the caller has aborted its current collective."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -96,7 +101,7 @@ class Service:
             self._thread.join()
 
     def settle(self) -> None:
-        """Back when every issued bucket is served: the thread then uses no communicator."""
+        """Wait until all issued buckets are exchanged and the thread does not communicate."""
         with self._changed:
             while (self._issued or self._serving) and self._error is None:
                 self._changed.wait()
@@ -129,27 +134,27 @@ class Service:
                 self._changed.notify_all()
 
     def _end_round(self) -> None:
-        """Each bucket has been served once more; before the last one counts as done."""
+        """Count a round, and reorder the buckets after the set number of rounds."""
         self._rounds += 1
         if self._reorder is not None and self._rounds == self._reorder[0]:
             first = min(self._ready)
             self.order = self._reorder[1](
-                [(at - first) / self._rounds for at in self._ready],
-                [took / self._rounds for took in self._seconds],
+                [(ready - first) / self._rounds for ready in self._ready],
+                [seconds / self._rounds for seconds in self._seconds],
             )
 
 
 def wake_promptly() -> bool:
-    """Ask Linux for short slices of the core for the calling thread; whether it agreed.
+    """Request short scheduler time slices for the calling thread; return whether Linux agreed.
 
-    Where all cores compute, a thread that wakes waits until another's slice ends, about 3 ms, for
-    every message; one with a shorter slice goes first (Linux 6.12 and later). It gets no larger
-    share of the core. Elsewhere nothing changes.
+    If all cores compute, a thread that wakes for a message waits about 3 ms until another thread's
+    time slice ends. Since Linux 6.12, a thread with shorter slices runs first, without a larger
+    share of the core. On other systems the function has no effect.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
-    attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, 0, 0, SLICE, 0, 0)
-    done: int = ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)
-    return done == 0
+    attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, 0, 0, TIME_SLICE, 0, 0)
+    status: int = ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)
+    return status == 0

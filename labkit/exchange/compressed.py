@@ -1,4 +1,4 @@
-"""The mean of buckets through a compressor: its requests become collectives."""
+"""The mean of buckets through a compressor, whose requests are answered by collectives."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A gradient in a bucket, or a piece of one: elements [start, stop), and its shape."""
+class BucketLayer:
+    """A gradient, or a piece of one: its elements [start, stop) in a bucket, and its shape."""
 
     name: str
     start: int
@@ -40,12 +40,19 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One reduction of a bucket, flat: what this rank brought, sent and keeps; what all got.
+class ReductionRecord:
+    """The input and the result of one bucket's reduction with compression.
 
-    given, sent, mean: (n,). residual: (n,), or None for compressors without memory.
-    payload_bytes: what this rank handed over. layer_bytes: of each layer, where layers go by
-    themselves. step: of training, by the timeline.
+    Attributes:
+        given: The uncompressed gradients of this rank, (n,).
+        sent: The values that this rank contributed after compression, (n,).
+        mean: The resulting mean gradients over the ranks, (n,).
+        residual: The compression error that this rank stores for the next step, (n,); None for
+            compressors without memory.
+        payload_bytes: Total bytes that this rank passed to collectives for this reduction.
+        layer_bytes: The share of each layer in `payload_bytes`, for compressors that work by layer;
+            None for other compressors.
+        step: The number of the training step, from the timeline.
     """
 
     given: np.ndarray
@@ -58,20 +65,21 @@ class Seen:
 
 
 class CompressedMean:
-    """Steps the compressor's generators, and carries out what they ask for.
+    """A runner of a compressor's generators, which answers their requests by collectives.
 
-    A bucket is one flat tensor for most compressors. One that works by layer gets a generator a
-    layer; they are stepped side by side and their requests travel together, so that a bucket
-    takes as many collective calls as the longest of them, whatever the number of layers.
+    A compressor's generator yields requests for collectives, and receives their results. Most
+    compressors treat a bucket as one flat tensor. A compressor by layer has one generator for each
+    layer. The generators advance in parallel, and their requests are combined. A bucket with any
+    number of layers therefore takes only as many collective calls as its longest generator.
 
     Args:
-        communicator: the ranks.
-        compressor: what they say to each other.
-        seed: of random choices.
+        communicator: The Communicator of the ranks.
+        compressor: The gradient compressor.
+        seed: The seed of the compressor's random choices.
 
     Attributes:
-        seconds: spent on encoding and decoding so far.
-        calls: collective calls so far; the ranks' agreement on weights before them is not one.
+        seconds: Total seconds of encoding and decoding so far.
+        calls: The number of collective calls so far, without the exchange of the ranks' weights.
     """
 
     def __init__(self, communicator: Communicator, compressor: Compressor, seed: int) -> None:
@@ -81,47 +89,53 @@ class CompressedMean:
         self._before = self._states
         self.seconds = 0.0
         self.calls = 0
-        self._bytes: dict[int, int] = {}  # of each generator in the reduction under way
+        self._bytes: dict[int, int] = {}  # bytes sent by each generator in this reduction
 
     def reduce(
         self,
         bucket: int,
         pieces: Sequence[np.ndarray],
-        layers: Sequence[Layer],
+        layers: Sequence[BucketLayer],
         algorithm: str,
-        what: str,
-    ) -> Seen:
-        """Replace a rank's gradients by the mean over the ranks, in place.
+        label: str,
+    ) -> ReductionRecord:
+        """Replace a rank's gradients in one bucket by the mean over the ranks, in place.
 
         Args:
-            bucket: its number; memory is kept for each.
-            pieces: flat gradients of one float type; 16-bit ones are compressed as float32.
-            layers: what they are, one behind the other.
-            algorithm, what: see `Communicator.allreduce`.
+            bucket: The number of the bucket; each bucket has its own compressor state.
+            pieces: Flat gradients of one float dtype, which the mean replaces; 16-bit floats are
+                compressed as float32.
+            layers: The layer that each piece belongs to, in the order of `pieces`.
+            algorithm, label: As for `Communicator.allreduce`.
         """
         meter, clock = self._communicator.traffic, self._communicator.clock
         before, start = meter.copy(), clock.now()
         parts = self._parts(np.concatenate(pieces), layers)
         states = [self._state(bucket, n, part) for n, part in enumerate(parts)]
         pairs = zip(parts, states, strict=True)
-        found = self._run([self._compressor.reduce(t, s) for t, s in pairs], algorithm, what)
-        for number, reduced in enumerate(found):
+        results = self._run([self._compressor.reduce(t, s) for t, s in pairs], algorithm, label)
+        for number, reduced in enumerate(results):
             self._states[bucket, number] = reduced.state
-        seen = self._seen(parts, found)
+        record = self._record(parts, results)
         for piece, layer in zip(pieces, layers, strict=True):
-            piece[...] = seen.mean[layer.start : layer.stop]
+            piece[...] = record.mean[layer.start : layer.stop]
         spent = meter.since(before)
         elapsed = clock.now() - start
         self.seconds += elapsed - spent.wait_seconds - spent.transfer_seconds
-        own = tuple(self._bytes[n] for n in range(len(parts)))
-        layer_bytes = own if self._compressor.by_layer else None
-        return replace(seen, payload_bytes=spent.payload_bytes, layer_bytes=layer_bytes)
+        part_bytes = tuple(self._bytes[n] for n in range(len(parts)))
+        layer_bytes = part_bytes if self._compressor.by_layer else None
+        return replace(record, payload_bytes=spent.payload_bytes, layer_bytes=layer_bytes)
 
-    def remembered(self) -> dict[str, np.ndarray]:
-        """The states, by kind, bucket, part and place; what was not sent is a "residual"."""
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the compressor states for a checkpoint.
+
+        Returns:
+            The arrays by name, "kind/bucket/part/place": the kind is "residual" or "state", the
+            part numbers the generator, and the place numbers the tensor in its state.
+        """
         import tensorflow as tf
 
-        found = {
+        arrays = {
             f"state/{bucket}/{part}/{place}": value
             for (bucket, part), state in self._recalled.items()
             for place, value in state.items()
@@ -130,41 +144,41 @@ class CompressedMean:
             residual = self._compressor.residual(state)
             for place, value in enumerate(tf.nest.flatten(state)):
                 kind = "residual" if value is residual else "state"
-                found[f"{kind}/{bucket}/{part}/{place}"] = np.asarray(value)
-        return found
+                arrays[f"{kind}/{bucket}/{part}/{place}"] = np.asarray(value)
+        return arrays
 
-    def mark(self) -> None:
-        """A step begins, which may be taken back."""
+    def save_states(self) -> None:
+        """Save the compressor states at the start of a step, for `restore_states`."""
         self._before = dict(self._states)
 
-    def take_back(self) -> None:
-        """Know what was known before the step that was begun last."""
+    def restore_states(self) -> None:
+        """Restore the compressor states that `save_states` has saved last."""
         self._states = self._before
 
-    def renew(self, scale: float) -> None:
-        """Begin anew with what is known, and with residuals times a factor."""
-        known = self.remembered()
+    def reset(self, scale: float) -> None:
+        """Restart with the current compressor states, but multiply residuals by `scale`."""
+        arrays = self.state_dict()
         self._states, self._recalled = {}, {}
-        self.recall(
+        self.load_state_dict(
             {
                 name: value * value.dtype.type(scale) if name.startswith("residual/") else value
-                for name, value in known.items()
+                for name, value in arrays.items()
             }
         )
 
-    def recall(self, found: Mapping[str, np.ndarray]) -> None:
-        """Begin with these states; what is not there begins as ever."""
-        for name, value in found.items():
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restore compressor states from `state_dict`; missing states get their initial values."""
+        for name, value in arrays.items():
             bucket, part, place = map(int, name.split("/")[1:])
             self._recalled.setdefault((bucket, part), {})[place] = value
 
-    def _parts(self, flat: np.ndarray, layers: Sequence[Layer]) -> list[tf.Tensor]:
+    def _parts(self, flat: np.ndarray, layers: Sequence[BucketLayer]) -> list[tf.Tensor]:
         import tensorflow as tf
 
         wide = flat.astype(np.float32) if flat.itemsize < 4 else flat
         if not self._compressor.by_layer:
             return [tf.constant(wide)]
-        return [tf.constant(wide[one.start : one.stop].reshape(one.shape)) for one in layers]
+        return [tf.constant(wide[x.start : x.stop].reshape(x.shape)) for x in layers]
 
     def _state(self, bucket: int, part: int, tensor: tf.Tensor) -> State:
         key = (bucket, part)
@@ -174,52 +188,52 @@ class CompressedMean:
             state = self._compressor.start(
                 shape, self._communicator.rank, seed, self._communicator.size
             )
-            self._states[key] = _with(state, self._recalled.pop(key, {}))
+            self._states[key] = _replace_tensors(state, self._recalled.pop(key, {}))
         return self._states[key]
 
-    def _seen(self, parts: list[tf.Tensor], found: list[Reduced]) -> Seen:
-        residuals = [self._compressor.residual(reduced.state) for reduced in found]
+    def _record(self, parts: list[tf.Tensor], results: list[Reduced]) -> ReductionRecord:
+        residuals = [self._compressor.residual(reduced.state) for reduced in results]
 
         def flat(tensors: Sequence[tf.Tensor]) -> np.ndarray:
             arrays = [np.asarray(tensor).reshape(-1) for tensor in tensors]
             return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
-        return Seen(
+        return ReductionRecord(
             flat(parts),
-            flat([reduced.sent for reduced in found]),
-            flat([reduced.mean for reduced in found]),
+            flat([reduced.sent for reduced in results]),
+            flat([reduced.mean for reduced in results]),
             None if any(residual is None for residual in residuals) else flat(residuals),
         )
 
     def _run(self, reductions: list[Reduction], algorithm: str, what: str) -> list[Reduced]:
-        """Step all generators; those that still ask are answered together."""
-        ended: dict[int, Reduced] = {}
+        """Run all generators, and combine their pending requests of one kind in one collective."""
+        results: dict[int, Reduced] = {}
         self._bytes = dict.fromkeys(range(len(reductions)), 0)
         answers: dict[int, tf.Tensor] = dict.fromkeys(range(len(reductions)))
         while answers:
-            asked: dict[int, Request] = {}
+            pending: dict[int, Request] = {}
             for number, answer in answers.items():
                 try:
-                    asked[number] = reductions[number].send(answer)
-                    self._bytes[number] += _nbytes(asked[number])
+                    pending[number] = reductions[number].send(answer)
+                    self._bytes[number] += _nbytes(pending[number])
                 except StopIteration as end:
-                    ended[number] = end.value
+                    results[number] = end.value
             answers = {}
-            for kind, ask in ((Mean, self._mean), (Gather, self._gather), (SparseMean, self._sum)):
-                numbers = [n for n, request in asked.items() if isinstance(request, kind)]
+            for kind, call in ((Mean, self._mean), (Gather, self._gather), (SparseMean, self._sum)):
+                numbers = [n for n, request in pending.items() if isinstance(request, kind)]
                 if numbers:
-                    requests: list[tf.Tensor] = [asked[number] for number in numbers]
-                    told = ask(requests, algorithm, what)
-                    answers |= dict(zip(numbers, told, strict=True))
+                    requests: list[tf.Tensor] = [pending[number] for number in numbers]
+                    replies = call(requests, algorithm, what)
+                    answers |= dict(zip(numbers, replies, strict=True))
                     self.calls += 1
-        return [ended[number] for number in range(len(reductions))]
+        return [results[number] for number in range(len(reductions))]
 
     def _mean(self, requests: list[Mean], algorithm: str, what: str) -> list[tf.Tensor]:
         import tensorflow as tf
 
         arrays = [np.asarray(request.value) for request in requests]
         if len({array.dtype for array in arrays}) > 1:
-            raise LabkitError("values that are averaged together must have one dtype")
+            raise LabkitError("values in one combined mean must have the same dtype")
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         self._communicator.mean(flat, 1.0, algorithm, what, float(self._communicator.size))
         ends = np.cumsum([array.size for array in arrays])[:-1]
@@ -227,8 +241,8 @@ class CompressedMean:
         return [tf.constant(piece.reshape(array.shape)) for piece, array in pieces]
 
     def _gather(self, requests: list[Gather], algorithm: str, what: str) -> list[tf.Tensor]:
-        own = [to_bytes(request.payload) for request in requests]
-        gathered = self._communicator.gather_bytes(np.concatenate(own), algorithm, what)
+        local = [to_bytes(request.payload) for request in requests]
+        gathered = self._communicator.gather_bytes(np.concatenate(local), algorithm, what)
         payloads: list[list[Payload]] = [[] for _ in requests]
         for data in gathered:
             start = 0
@@ -250,8 +264,8 @@ class CompressedMean:
         return [tf.constant(piece) for piece in np.split(total, starts[1:-1])]
 
 
-def _with(state: State, recalled: Mapping[int, np.ndarray]) -> State:
-    """A state with other tensors at some places."""
+def _replace_tensors(state: State, recalled: Mapping[int, np.ndarray]) -> State:
+    """Return a compressor state with some of its tensors, given by their places, replaced."""
     import tensorflow as tf
 
     if not recalled:
@@ -264,7 +278,7 @@ def _with(state: State, recalled: Mapping[int, np.ndarray]) -> State:
 
 
 def _nbytes(request: Request) -> int:
-    """What this rank hands over for a request."""
+    """Return the bytes that this rank sends into the collective for a request."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

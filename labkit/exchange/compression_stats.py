@@ -1,4 +1,4 @@
-"""What compression did to each gradient: error, direction, what was kept back, what was sent."""
+"""Statistics of gradient compression: error, direction, residual, and sent values per layer."""
 
 from __future__ import annotations
 
@@ -8,63 +8,74 @@ from typing import Any
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.exchange.compressed import Layer, Seen
+from labkit.exchange.compressed import BucketLayer, ReductionRecord
 
-WHOLE = "all layers"  # of the bucket
+WHOLE = "all layers"  # the layer name in the row of a whole bucket
 Row = dict[str, Any]
 FIGURES = ("relative_error", "cosine", "residual_norm", "bits_per_parameter", "fraction_sent")
 
 
-class Microscope:
-    r"""Compares, in some steps, the mean that was applied with the true mean of the gradients.
+class CompressionStats:
+    r"""A comparison of compressed mean gradients with exact mean gradients, in some steps.
 
-    For each layer and rank: `relative_error` \(\|\hat g - \bar g\| / \|\bar g\|\), `cosine` of the
-    angle between both, `residual_norm` \(\|e_r\|\) (0 for compressors without memory),
-    `bits_per_parameter` of this rank's payload (of a bucket that is one payload, each layer has the
-    share of its values other than 0), `fraction_sent` (share of values other than 0).
-    The true mean travels outside the traffic and any emulated network; steps that are looked at
-    last longer and say so.
+    Each row has the statistics of one layer on one rank. Let \(\hat g\) be the compressed mean, and
+    \(\bar g\) the exact mean. `relative_error` is \(\|\hat g - \bar g\| / \|\bar g\|\), and
+    `cosine` is the cosine of the angle between both means. `residual_norm` is \(\|e_r\|\), the norm
+    of the compression error that rank r stores; 0 for compressors without memory.
+    `bits_per_parameter` counts this rank's payload; a payload of a whole bucket is divided among
+    layers in proportion to their nonzero values. `fraction_sent` is the fraction of gradient
+    elements that this rank sent as nonzero values.
+
+    The traffic meter and the emulated network ignore the messages that compute the exact mean.
+    Steps with a comparison take longer than others.
 
     Args:
-        communicator: the ranks.
-        every: steps from one look to the next.
+        communicator: The Communicator of the ranks.
+        every: The number of steps from one comparison to the next.
+
+    Attributes:
+        rows: The rows of all comparisons so far.
     """
 
     def __init__(self, communicator: Communicator, every: int) -> None:
         self._communicator, self._every = communicator, every
         self.rows: list[Row] = []
 
-    def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
-        """A watcher of `Exchange` (collective)."""
-        if seen.step % self._every:
+    def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
+        """Compare one bucket's reduction in every `every`-th step, as a watcher (collective)."""
+        if record.step % self._every:
             return
-        total = self._communicator.tally(seen.given.astype(np.float64), "the microscope")
+        total = self._communicator.allreduce_small(
+            record.given.astype(np.float64), "compression statistics"
+        )
         true = total / self._communicator.size
-        whole = Layer(WHOLE, 0, len(true), (len(true),))
-        sizes = (float(seen.payload_bytes), *_bytes_of(layers, seen))
+        whole = BucketLayer(WHOLE, 0, len(true), (len(true),))
+        sizes = (float(record.payload_bytes), *_bytes_of(layers, record))
         for layer, size in zip((whole, *layers), sizes, strict=True):
             part = slice(layer.start, layer.stop)
             self.rows.append(
                 {
-                    "step": seen.step,
+                    "step": record.step,
                     "rank": self._communicator.rank,
                     "bucket": bucket,
                     "layer": layer.name,
-                    **_comparison(true[part], seen.mean[part]),
-                    "residual_norm": 0.0 if seen.residual is None else _norm(seen.residual[part]),
+                    **_comparison(true[part], record.mean[part]),
+                    "residual_norm": 0.0
+                    if record.residual is None
+                    else _norm(record.residual[part]),
                     "bits_per_parameter": 8 * size / max(layer.stop - layer.start, 1),
                     "parameters": layer.stop - layer.start,
-                    "fraction_sent": float(np.count_nonzero(seen.sent[part]))
+                    "fraction_sent": float(np.count_nonzero(record.sent[part]))
                     / max(layer.stop - layer.start, 1),
                 }
             )
 
     def by_step(self) -> dict[int, Row]:
-        """The figures of whole buckets; where a step has several, their mean by parameters."""
-        found: dict[int, list[Row]] = {}
+        """Return each step's statistics, averaged over buckets, weighted by parameter counts."""
+        by_step: dict[int, list[Row]] = {}
         for row in self.rows:
             if row["layer"] == WHOLE:
-                found.setdefault(row["step"], []).append(row)
+                by_step.setdefault(row["step"], []).append(row)
         return {
             step: {
                 name: float(
@@ -72,16 +83,16 @@ class Microscope:
                 )
                 for name in FIGURES
             }
-            for step, rows in found.items()
+            for step, rows in by_step.items()
         }
 
 
-def _bytes_of(layers: Sequence[Layer], seen: Seen) -> list[float]:
-    """Of the payload, what each layer took."""
-    if seen.layer_bytes is not None:
-        return [float(size) for size in seen.layer_bytes]
-    sent = [np.count_nonzero(seen.sent[one.start : one.stop]) for one in layers]
-    return [seen.payload_bytes * count / max(sum(sent), 1) for count in sent]
+def _bytes_of(layers: Sequence[BucketLayer], record: ReductionRecord) -> list[float]:
+    """Return the payload bytes that each layer has in one bucket's reduction."""
+    if record.layer_bytes is not None:
+        return [float(size) for size in record.layer_bytes]
+    sent = [np.count_nonzero(record.sent[layer.start : layer.stop]) for layer in layers]
+    return [record.payload_bytes * count / max(sum(sent), 1) for count in sent]
 
 
 def _comparison(true: np.ndarray, mean: np.ndarray) -> dict[str, float]:

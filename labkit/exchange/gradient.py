@@ -1,4 +1,4 @@
-"""What a gradient is to the exchange, and the agreement that all ranks have the same ones."""
+"""Descriptions of gradients, and the check that all ranks have the same gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class Gradient(NamedTuple):
-    """A gradient before it has values.
+class GradientSpec(NamedTuple):
+    """The description of one variable's gradient.
 
     Attributes:
-        name: of its variable.
-        shape, dtype: of the whole.
-        rows: it travels as those of its rows that some rank has, of a table such as an embedding.
+        name: The name of the variable.
+        shape, dtype: The shape and dtype of the variable.
+        rows: Whether ranks send only the changed rows of the gradient, as for an embedding table.
     """
 
     name: str
@@ -29,16 +29,16 @@ class Gradient(NamedTuple):
     rows: bool = False
 
     @property
-    def told(self) -> str:
-        """It, in an error."""
+    def description(self) -> str:
+        """The description as text, for error messages."""
         return f"{'rows of ' if self.rows else ''}{self.dtype}{list(self.shape)} for {self.name}"
 
 
-Signature: TypeAlias = list[Gradient]
+Signature: TypeAlias = list[GradientSpec]
 
 
 def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signature:
-    """What these are: tensors, `IndexedSlices`, or the variables that they are of."""
+    """Return the descriptions of gradients, given as tensors, `IndexedSlices`, or variables."""
     import tensorflow as tf
 
     def shape(of: tf.Tensor) -> tuple[int, ...]:
@@ -47,13 +47,13 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
         return tuple(of.shape.as_list())
 
     return [
-        Gradient(name, shape(g), g.dtype.name, isinstance(g, tf.IndexedSlices))
+        GradientSpec(name, shape(g), g.dtype.name, isinstance(g, tf.IndexedSlices))
         for name, g in zip(names, gradients, strict=True)
     ]
 
 
 def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
-    """What an operation is given of it: itself; of slices, their rows and whose they are."""
+    """Return a gradient as input tensors for an operation: for slices, their rows and indices."""
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
@@ -61,8 +61,8 @@ def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
     return [gradient]
 
 
-def from_tensors(tensors: Sequence[tf.Tensor], like: Gradient) -> tf.Tensor | tf.IndexedSlices:
-    """A mean gradient of what an operation has returned, in the shapes that those lose."""
+def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor | tf.IndexedSlices:
+    """Rebuild a mean gradient from an operation's output tensors, and restore its static shape."""
     import tensorflow as tf
 
     if not like.rows:
@@ -73,8 +73,10 @@ def from_tensors(tensors: Sequence[tf.Tensor], like: Gradient) -> tf.Tensor | tf
     return tf.IndexedSlices(values, indices, tf.constant(like.shape, tf.int64))
 
 
-def added_up(gradient: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor | tf.IndexedSlices | None:
-    """Slices with each row once, as those of a mean are; anything else as it is."""
+def sum_repeated_rows(
+    gradient: tf.Tensor | tf.IndexedSlices | None,
+) -> tf.Tensor | tf.IndexedSlices | None:
+    """Sum repeated rows of slices, so that each row occurs once; leave other gradients as is."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):
@@ -84,19 +86,20 @@ def added_up(gradient: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor | tf.In
     return tf.IndexedSlices(rows, indices, gradient.dense_shape)
 
 
-def weighed(
+def weight_by_rows(
     communicator: Communicator, gradients: Sequence[tf.Tensor | None], rows: int | tf.Tensor | None
 ) -> list[tf.Tensor | None]:
-    r"""Gradients times \(n b_r / \sum_s b_s\): the plain mean of n ranks' is that by rows.
+    r"""Scale gradients by \(n b_r / \sum_s b_s\), so that their plain mean weighs ranks by samples.
 
-    So gradients of several batches can be added up on each rank, and travel once. Only the number
-    of rows does so in each; what has none counts 0, even what is not a number.
+    Ranks can then accumulate the gradients of several batches, and exchange the sums once. For each
+    batch, ranks exchange only the numbers of their samples (rows). Gradients of a rank without
+    samples become 0, even if they are NaN.
 
     Args:
-        communicator: the n ranks.
-        gradients: tensors, `IndexedSlices` or None.
-        rows: scalar, the number \(b_r\) of samples behind this rank's gradients; None: as many on
-            every rank.
+        communicator: The Communicator of the n ranks.
+        gradients: This rank's gradients: tensors, `IndexedSlices` or None.
+        rows: The number \(b_r\) of samples of this rank's gradients, a scalar; None: all ranks have
+            the same number.
     """
     import tensorflow as tf
 
@@ -104,40 +107,42 @@ def weighed(
         return list(gradients)
 
     def share(count: np.ndarray) -> np.float64:
-        communicator.patience.polite = False  # the step stands still
+        communicator.wait_policy.polite = False  # a spin loop costs nothing while the step blocks
         total = communicator.total(float(count), "the rows of a batch")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 
-    found = tf.ensure_shape(tf.numpy_function(share, [tf.cast(rows, tf.int64)], tf.float64), ())
+    factor = tf.ensure_shape(tf.numpy_function(share, [tf.cast(rows, tf.int64)], tf.float64), ())
 
-    def times(gradient: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor | None:
+    def scaled(gradient: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor | None:
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(times(gradient.values), gradient.indices, gradient.dense_shape)
+            return tf.IndexedSlices(scaled(gradient.values), gradient.indices, gradient.dense_shape)
         if gradient is None:
             return None
-        return tf.math.multiply_no_nan(gradient, tf.cast(found, gradient.dtype))
+        return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
-    return [times(gradient) for gradient in gradients]
+    return [scaled(gradient) for gradient in gradients]
 
 
-def agree(
+def validate_agreement(
     communicator: Communicator, signature: Signature, options: Mapping[str, str] | None = None
 ) -> None:
-    """Check that all ranks have the same gradients, to be exchanged in the same way.
+    """Validate that all ranks have the same gradients and exchange options (collective).
 
     Args:
-        communicator: the ranks.
-        signature: this rank's gradients.
-        options: of the exchange, by name.
+        communicator: The Communicator of the ranks.
+        signature: The descriptions of this rank's gradients.
+        options: The options of this rank's exchange as text, by name.
 
     Raises:
-        Mismatch: names the first rank and what differs: an option; how many there are; a shape or
-            dtype; whose gradient it is.
+        Mismatch: A rank differs from rank 0 in an option, or in the number, shape, dtype or
+            variable of a gradient; the message names the first difference.
     """
-    told = communicator.allgather((options or {}, signature), "the agreement on the gradients")
-    for rank, other in enumerate(told):
-        if other != told[0]:
-            _compare(rank, *other, *told[0])
+    descriptions = communicator.allgather(
+        (options or {}, signature), "the agreement on the gradients"
+    )
+    for rank, other in enumerate(descriptions):
+        if other != descriptions[0]:
+            _compare(rank, *other, *descriptions[0])
 
 
 def _compare(
@@ -158,23 +163,23 @@ def _compare(
             f"rank {rank} has {len(signature)} gradients, rank 0 has {len(first)}: "
             "every rank must train the same model"
         )
-    own = zip(signature, counted([gradient.name for gradient in signature]), strict=True)
-    others = zip(first, counted([gradient.name for gradient in first]), strict=True)
-    for (mine, place), (theirs, their_place) in zip(own, others, strict=True):
-        if mine[1:] != theirs[1:] or place != their_place:
+    names = zip(signature, renumber_names([gradient.name for gradient in signature]), strict=True)
+    first_names = zip(first, renumber_names([gradient.name for gradient in first]), strict=True)
+    for (gradient, name), (other, other_name) in zip(names, first_names, strict=True):
+        if gradient[1:] != other[1:] or name != other_name:
             raise Mismatch(
-                f"rank {rank} has {mine.told}, rank 0 has {theirs.told}: "
+                f"rank {rank} has {gradient.description}, rank 0 has {other.description}: "
                 "every rank must train the same model"
             )
 
 
-def counted(names: Sequence[str]) -> list[str]:
-    """Names as they would be in a process that has made no other layers before.
+def renumber_names(names: Sequence[str]) -> list[str]:
+    """Renumber the layers in Keras names, as if a process had created only these layers.
 
         sequential_3/dense_7/kernel  sequential_3/dense_9/kernel
         -> sequential/dense/kernel   sequential/dense 1/kernel
 
-    Keras counts the names of layers on, and ranks may have made more of them.
+    Keras numbers all layers of a process, and ranks may have created different numbers of layers.
     """
     parts = [[_split(part) for part in name.split("/")] for name in names]
     counts: dict[str, set[int]] = {}
@@ -190,11 +195,11 @@ def counted(names: Sequence[str]) -> list[str]:
 
 
 def _split(part: str) -> tuple[str, int]:
-    """A layer's name and the count behind it: -1 where there is none."""
-    found = re.fullmatch(r"(.+)_(\d+)", part)
-    return (found[1], int(found[2])) if found else (part, -1)
+    """Split a layer's name into base name and number; the number is -1 if there is none."""
+    match = re.fullmatch(r"(.+)_(\d+)", part)
+    return (match[1], int(match[2])) if match else (part, -1)
 
 
 def dtypes_of(gradients: Sequence[tf.Tensor]) -> list[np.dtype[np.generic]]:
-    """As NumPy has them."""
+    """Return the NumPy dtypes of the gradients."""
     return [np.dtype(gradient.dtype.as_numpy_dtype) for gradient in gradients]

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: found on their rank, before they meet those of others."""
+"""Detection of non-finite gradients on each rank, before the exchange."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ Policy: TypeAlias = Literal["stop", "skip", "clip"]
 
 
 class BadNumbers(LabkitError):
-    """A gradient or a loss is infinite or not a number."""
+    """A gradient or a loss is infinite or not a number (NaN)."""
 
 
-class Bad(TypedDict):
-    """What was found: elements of a gradient, or (layer "") the loss."""
+class BadValues(TypedDict):
+    """A record of non-finite values in one gradient or loss.
+
+    Attributes:
+        step: The number of the training step.
+        rank: The rank whose gradient or loss has these values.
+        layer: The layer of the gradient; "": the values are in the loss.
+        elements: The number of non-finite elements.
+    """
 
     step: int
     rank: int
@@ -26,57 +33,57 @@ class Bad(TypedDict):
 
 
 class Guard:
-    """Looks at each gradient of this rank, one pass over it, and does what the policy says.
+    """A check of this rank's gradients for non-finite values, in one pass over each gradient.
 
-    "stop" raises, on this rank, and so ends all; "skip" says so, and nobody takes the step; "clip"
-    puts 0 in the place of what is not finite.
+    The policy "stop" raises an error on this rank, which ends the training of all ranks. With
+    "skip", all ranks skip the training step. With "clip", 0 replaces non-finite values.
 
     Args:
-        policy: see above.
-        rank: this one's.
-        loss: of the step under way, as far as it is known.
+        policy: The reaction to non-finite values: "stop", "skip" or "clip".
+        rank: The number of this rank.
+        loss: A function that returns the loss of the current step, or 0 while the loss is unknown.
 
     Attributes:
-        step: that which is under way.
-        found: what was bad so far.
+        step: The number of the current training step.
+        records: The records of all non-finite values that this guard has found.
     """
 
     def __init__(self, policy: Policy, rank: int, loss: Callable[[], float] = lambda: 0.0) -> None:
         self.policy, self.rank, self.loss = policy, rank, loss
         self.step = 0
-        self.found: list[Bad] = []
+        self.records: list[BadValues] = []
 
-    def look(
+    def check_gradients(
         self,
         paths: Sequence[str],
         arrays: Sequence[np.ndarray],
         rank: int | None = None,
         loss: float | None = None,
     ) -> tuple[list[np.ndarray], bool]:
-        """Gradients of variables as they may go on, and whether the step is to be skipped.
+        """Return the gradients after the check, and whether to skip the training step.
 
         Args:
-            paths: of the variables, in the order in which backpropagation reaches them.
-            arrays: of each.
-            rank: whose they are, where not this one's.
-            loss: theirs, where it is not that of the step under way.
+            paths: Paths of the variables, in the order of backpropagation.
+            arrays: The gradient of each variable.
+            rank: The rank that computed the gradients; default: this rank.
+            loss: The value of the loss for these gradients; default: the loss of the current step.
 
         Raises:
-            BadNumbers: under "stop".
+            BadNumbers: A gradient is not finite, and the policy is "stop".
         """
-        found, skips = list(arrays), False
+        results, skips = list(arrays), False
         for number, (path, array) in enumerate(zip(paths, arrays, strict=True)):
             if is_finite(array):
                 continue
             good = np.isfinite(array)
             bad = int(good.size - np.count_nonzero(good))
-            self.note(layer_of(path), bad, rank, path, loss)
+            self.record(layer_of(path), bad, rank, path, loss)
             if self.policy == "clip":
-                found[number] = np.where(good, array, array.dtype.type(0))
+                results[number] = np.where(good, array, array.dtype.type(0))
             skips = skips or self.policy == "skip"
-        return found, skips
+        return results, skips
 
-    def note(
+    def record(
         self,
         layer: str,
         elements: int,
@@ -84,29 +91,41 @@ class Guard:
         path: str = "",
         loss: float | None = None,
     ) -> None:
-        """Write down what is bad. Raises: BadNumbers, under "stop"."""
-        whose = self.rank if rank is None else rank
-        self.found.append(Bad(step=self.step, rank=whose, layer=layer, elements=elements))
+        """Record non-finite values of a gradient or of the loss.
+
+        Args:
+            layer: The layer of the gradient; "": the values are in the loss.
+            elements: The number of non-finite elements.
+            rank: The rank whose gradient or loss has these values; default: this rank.
+            path: The path of the gradient's variable, for the error message.
+            loss: The value of the loss, for the error message; default: the loss of the current
+                step.
+
+        Raises:
+            BadNumbers: The policy is "stop".
+        """
+        source = self.rank if rank is None else rank
+        self.records.append(BadValues(step=self.step, rank=source, layer=layer, elements=elements))
         if self.policy != "stop":
             return
-        what = f"the loss of rank {whose} is not finite"
+        what = f"the loss of rank {source} is not finite"
         if layer:
-            what = f"the gradient of layer {layer!r} on rank {whose} is not finite ({path})"
+            what = f"the gradient of layer {layer!r} on rank {source} is not finite ({path})"
             if not np.isfinite(self.loss() if loss is None else loss):
                 what += ", nor is the loss"
         raise BadNumbers(
-            f"step {self.step}: {what}; lower the learning rate, clip gradients (clipnorm), or go "
-            "on without such steps: bad_numbers='skip'"
+            f"step {self.step}: {what}; lower the learning rate, clip gradients (clipnorm), or "
+            "skip steps with non-finite values: on_nonfinite='skip'"
         )
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether all elements are; one pass over them, where their squares have a sum."""
+    """Return whether all elements are finite, in one pass if their squares do not overflow."""
     flat = array.reshape(-1)
     return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
 
 
 def layer_of(path: str) -> str:
-    """The name of the layer that a variable belongs to, by its path."""
-    above = path.split("/")[:-1]
-    return above[-1] if above else path
+    """Return the name of a variable's layer, from its path."""
+    parents = path.split("/")[:-1]
+    return parents[-1] if parents else path

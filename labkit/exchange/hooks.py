@@ -1,13 +1,13 @@
-"""The one seam of a model's training: what is put around its methods, in one declared order.
+"""Hooks around the methods of a Keras model, in the fixed order of `ORDER`.
 
     fit -> ledger -> record -> whole -> updates -> rows -> priority -> the model's own train_step
         -> its layers' moments, its losses: whole
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-Whoever has something to do within a training step writes a `Hook` and puts it on the model's
-seam. What it goes around is called by it, and knows nothing of it; when it comes off, the model
-has its own methods again.
+The names in the figure are hooks, except those of Keras methods. To act inside a training step, a
+module of labkit defines a `Hook`, and adds it to the model's `HookManager`. The hook calls the
+method that it wraps. After the removal of the hook, the model has its original method again.
 """
 
 from __future__ import annotations
@@ -33,58 +33,60 @@ ORDER = (
     "updates",
     "rows",
     "priority",
-)  # from the outside in
+)  # names of the hooks, from the outermost to the innermost
 
 Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-# Whose method it is: the model, an optimizer, a layer, the losses, a metric.
+# An object whose method a hook wraps: the model, an optimizer, a layer, the losses, or a metric.
 Holder: TypeAlias = (
     "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
 )
 
-# With what the model was compiled, and the function that Keras then made of its step.
+# The model's compile configuration, and the function that Keras compiled under it.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
 
 
 class Hook:
-    """What one part of labkit does around a model's training; by itself, nothing.
+    """A base class of hooks around a model's training, whose own methods change nothing.
 
-    Each method stands for one of the model's, or of its optimizers', and is expected to call
-    `inner` for what it goes around. `rows` are those of the batch under way as it came, whatever
-    hooks further out have made of it; None outside a step.
+    Each method of a hook wraps a method of the model, or of its optimizers, layers, losses or
+    metrics. It must call the wrapped method, which is its argument `inner`. The argument `rows` is
+    the number of samples in the original batch, before outer hooks change the batch; None outside a
+    step.
 
     Attributes:
-        name: where it stands, one of `ORDER`; a seam has one hook of a name.
+        name: A name of `ORDER`, which sets the position of the hook; a model has at most one hook
+            of each name.
     """
 
     name: ClassVar[str]
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """One training step; traced."""
+        """Wrap one training step; TensorFlow traces this method."""
         return inner(data)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """One step of validation; traced."""
+        """Wrap one validation step; TensorFlow traces this method."""
         return inner(data)
 
     def compute_loss(
-        self, inner: Callable[..., tf.Tensor], rows: Rows, *given: tf.Tensor, **named: tf.Tensor
+        self, inner: Callable[..., tf.Tensor], rows: Rows, *args: tf.Tensor, **kwargs: tf.Tensor
     ) -> tf.Tensor:
-        """The loss of a batch, arguments as Keras gives them; traced."""
-        return inner(*given, **named)
+        """Wrap the computation of a batch's loss; TensorFlow traces this method."""
+        return inner(*args, **kwargs)
 
     def compiled_loss(
         self,
         inner: Callable[..., tf.Tensor],
         rows: Rows,
         compiled: keras.Loss,
-        *given: tf.Tensor,
-        **named: tf.Tensor,
+        *args: tf.Tensor,
+        **kwargs: tf.Tensor,
     ) -> tf.Tensor:
-        """The sum of the losses that the model is compiled with; traced."""
-        return inner(*given, **named)
+        """Wrap the sum of the compiled losses; TensorFlow traces this method."""
+        return inner(*args, **kwargs)
 
     def moments(
         self,
@@ -94,35 +96,36 @@ class Hook:
         inputs: tf.Tensor,
         mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The moments by which a layer normalizes; traced."""
+        """Wrap a normalization layer's batch moments; TensorFlow traces this method."""
         return inner(inputs, mask)
 
-    def evaluate(self, inner: Callable[..., Logs], rows: Rows, *given: Any, **named: Any) -> Logs:
-        """The whole of `model.evaluate`, by `fit` or by a callback."""
-        return inner(*given, **named)
+    def evaluate(self, inner: Callable[..., Logs], rows: Rows, *args: Any, **kwargs: Any) -> Logs:
+        """Wrap a complete `model.evaluate`, which `fit` or a callback has called."""
+        return inner(*args, **kwargs)
 
     def fit(
-        self, inner: Callable[..., keras.callbacks.History], rows: Rows, *given: Any, **named: Any
+        self, inner: Callable[..., keras.callbacks.History], rows: Rows, *args: Any, **kwargs: Any
     ) -> keras.callbacks.History:
-        """A `model.fit` that a callback calls while the hook is on."""
-        return inner(*given, **named)
+        """Wrap a `model.fit` that a callback of another `fit` has called."""
+        return inner(*args, **kwargs)
 
     def update_state(
         self,
         inner: Callable[..., None],
         rows: Rows,
         metric: keras.metrics.Metric,
-        *given: tf.Tensor,
-        **named: tf.Tensor,
+        *args: tf.Tensor,
+        **kwargs: tf.Tensor,
     ) -> None:
-        """What a metric sees of a batch; traced. Compiled metrics see it through their collection.
+        """Wrap the update of a metric with a batch; TensorFlow traces this method.
 
-        That makes them when it sees the first batch.
+        Keras updates compiled metrics through a collection, which creates the metrics at the first
+        batch.
         """
-        inner(*given, **named)
+        inner(*args, **kwargs)
 
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
-        """What the metrics say."""
+        """Wrap the computation of the metrics' results."""
         return inner()
 
     def apply(
@@ -132,12 +135,13 @@ class Hook:
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Gradients on their way into one of the model's optimizers; traced."""
+        """Wrap `apply` of one of the model's optimizers; TensorFlow traces this method."""
         return inner(gradients, variables)
 
 
 _FUNCTIONS = ("train_function", "test_function")
-# What is gone around, and the compiled functions in which each is traced.
+# For each wrapped method, the names of the compiled functions in which TensorFlow traces the
+# method.
 _TRACED_IN: dict[str, tuple[str, ...]] = {
     "train_step": ("train_function",),
     "test_step": ("test_function",),
@@ -147,19 +151,21 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "fit": (),
     "update_state": _FUNCTIONS,
-    "get_metrics_result": (),  # traced, it is the model's own: ranks meet outside the graph
+    "get_metrics_result": (),  # wrapped outside graphs only, where ranks can communicate
     "apply": ("train_function",),
 }
 
 
-class Seam:
-    """The hooks of one model, see `seam`.
+class HookManager:
+    """The manager of one model's hooks, see `hooks_of`.
 
-    Hooks are put on for one `fit`, or to stay; an error within a step takes off those of the fit.
-    Functions that Keras has compiled with the same hooks before are used again.
+    Hooks are added for one `fit` or permanently. An error within a training step removes the hooks
+    of the current `fit`. The manager reuses functions that Keras has compiled earlier with the same
+    hooks.
 
     Attributes:
-        alike: identities of states that all ranks change alike in a step, whatever their rows.
+        alike: The ids (Python's `id`) of states that change equally on all ranks in a step,
+            whatever the number of samples on each rank.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -168,53 +174,61 @@ class Seam:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # What hooks stand in the place of: holder, method, and the holder's own attribute, if any.
+        # For each replaced method: the object, the method's name, and the instance attribute of
+        # this name before, if any.
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
-        """What stands around the model, from the outside in."""
-        known = self._staying | self._fitting
-        return tuple(known[name] for name in ORDER if name in known)
+        """The current hooks, from the outermost to the innermost."""
+        by_name = self._staying | self._fitting
+        return tuple(by_name[name] for name in ORDER if name in by_name)
 
-    def put_on(self, hook: Hook, stays: bool = False) -> None:
-        """Place a hook where its name belongs, instead of one of the same name.
+    def add_hook(self, hook: Hook, stays: bool = False) -> None:
+        """Add a hook at the position of its name, in place of an earlier hook of this name.
 
         Args:
-            hook: what to put around the model.
-            stays: until it is taken off; otherwise an error within a training step takes it off.
+            hook: The hook to add.
+            stays: Whether the hook stays until it is removed explicitly; otherwise, an error within
+                a training step removes the hook, too.
+
+        Raises:
+            LabkitError: The name of the hook is not in `ORDER`.
         """
         if hook.name not in ORDER:
-            raise LabkitError(f"hook {hook.name!r} has no place; there are {', '.join(ORDER)}")
-        # Functions that Keras has compiled hold the hook itself, and trace with it again.
-        compiled = (known for _, hooks in self._compiled for known in hooks)
-        hook = next((known for known in compiled if known == hook), hook)
+            raise LabkitError(
+                f"hook {hook.name!r} has an unknown name; allowed: {', '.join(ORDER)}"
+            )
+        # Compiled functions refer to the hook objects with which they were traced. An equal earlier
+        # hook is therefore used again.
+        compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
+        hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
         self._arrange()
 
-    def take_off(self, *names: str) -> None:
-        """Remove the fit's hooks of these names; nothing where they are off."""
+    def remove_hooks(self, *names: str) -> None:
+        """Remove the hooks of these names that were added for one `fit`, if there are any."""
         for name in names:
             self._fitting.pop(name, None)
         self._arrange()
 
     @contextmanager
-    def instead(self, hook: Hook) -> Iterator[None]:
-        """For a while, have this hook in the place of the fit's of its name, or of none."""
+    def replaced(self, hook: Hook) -> Iterator[None]:
+        """Replace the hook of the same name, added for one `fit`, inside a `with` block."""
         before = self._fitting.get(hook.name)
-        self.put_on(hook)
+        self.add_hook(hook)
         try:
             yield
         finally:
-            self.take_off(hook.name)
+            self.remove_hooks(hook.name)
             if before is not None:
-                self.put_on(before)
+                self.add_hook(before)
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """For a while, have none of the fit's hooks of these names."""
+        """Remove hooks of these names, added for one `fit`, inside a `with` block."""
         before = {name: self._fitting.pop(name) for name in names if name in self._fitting}
         self._arrange()
         try:
@@ -224,24 +238,28 @@ class Seam:
             self._arrange()
 
     def clear(self, staying: bool = False) -> None:
-        """Remove the hooks of a fit, or also those that stay."""
+        """Remove all hooks that were added for one `fit`.
+
+        Args:
+            staying: Whether to remove permanent hooks, too.
+        """
         self._fitting.clear()
         if staying:
             self._staying.clear()
         self._arrange()
 
-    def forget(self) -> None:
-        """Let Keras compile all functions anew: what they were traced with is no more."""
+    def discard_compiled(self) -> None:
+        """Discard all compiled functions, so that Keras traces them again."""
         self._compiled.clear()
         for name in _FUNCTIONS:
             setattr(self._model, name, None)
 
     def _arrange(self) -> None:
         self._keep_compiled()
-        for holder, method, own in reversed(self._replaced):
+        for holder, method, original in reversed(self._replaced):
             delattr(holder, method)
-            if own is not None:
-                setattr(holder, method, own)
+            if original is not None:
+                setattr(holder, method, original)
         self._replaced.clear()
         self._hooks = self.hooks
         for method in _TRACED_IN:
@@ -259,28 +277,29 @@ class Seam:
     def _chain(
         self, around: tuple[Hook, ...], method: str, holder: Holder, name: str
     ) -> Callable[..., tf.Tensor]:
-        own, is_step = getattr(holder, name), method.endswith("_step")
+        original, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
-            own = _with_rows(own)
-        # Hooks are told of which part; the part itself knows.
+            original = _with_rows(original)
+        # These methods of hooks receive the wrapped object, because a model may have several such
+        # objects.
         part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
-        def call(*given: tf.Tensor, **named: tf.Tensor) -> tf.Tensor:
+        def call(*args: tf.Tensor, **kwargs: tf.Tensor) -> tf.Tensor:
             before = self._rows
             if is_step:
-                self._rows = rows_of(given[0])
-            inner = own
+                self._rows = rows_of(args[0])
+            inner = original
             for hook in reversed(around):
                 inner = partial(getattr(hook, method), inner, self._rows, *part)
             try:
-                return inner(*given, **named)
+                return inner(*args, **kwargs)
             finally:
                 self._rows = before
 
         return call
 
     def _make_guarded(self, force: bool = False) -> None:
-        """As Keras does it; and a function that fails leaves no hook of the fit behind."""
+        """Compile the training function as Keras does, and make it remove hooks after an error."""
         type(self._model).make_train_function(self._model, force)
         self._guard()
 
@@ -290,10 +309,10 @@ class Seam:
             self._model.train_function = _Guarded(self, function)
 
     def _keep_compiled(self) -> None:
-        """Put aside what Keras has compiled with the hooks that now go."""
-        version = getattr(self._model, "_compile_config", None)  # another after each `compile`
-        known = self._compiled.items()
-        self._compiled = {key: kept for key, kept in known if kept[0] is version}
+        """Save the functions that Keras has compiled with the current hooks."""
+        version = getattr(self._model, "_compile_config", None)  # a new object for each `compile`
+        entries = self._compiled.items()
+        self._compiled = {key: entry for key, entry in entries if entry[0] is version}
         for name in _FUNCTIONS:
             function = getattr(self._model, name, None)
             if function is not None:
@@ -301,7 +320,7 @@ class Seam:
                 self._compiled[name, self._traced_in(name)] = (version, bare)
 
     def _use_compiled(self) -> None:
-        """Take up what was compiled with these hooks, or let Keras compile anew."""
+        """Reuse functions compiled with the new hooks, or let Keras compile new functions."""
         for name in _FUNCTIONS:
             if hasattr(self._model, name):
                 _, function = self._compiled.get((name, self._traced_in(name)), (None, None))
@@ -310,51 +329,51 @@ class Seam:
 
     def _traced_in(self, function: str) -> tuple[Hook, ...]:
         methods = [method for method, where in _TRACED_IN.items() if function in where]
-        return tuple(hook for hook in self._hooks if any(_has(hook, each) for each in methods))
+        return tuple(hook for hook in self._hooks if any(_has(hook, name) for name in methods))
 
 
 class _Guarded:
-    """A training function whose failure takes off what was put on for its fit."""
+    """A compiled training function that removes the current `fit`'s hooks after an error."""
 
-    def __init__(self, seam: Seam, function: Callable[..., Logs]) -> None:
-        self._seam, self.function = seam, function
+    def __init__(self, manager: HookManager, function: Callable[..., Logs]) -> None:
+        self._manager, self.function = manager, function
 
     def __call__(self, batches: tf.data.Iterator) -> Logs:
         try:
             return self.function(batches)
-        except (StopIteration, tf.errors.OutOfRangeError):  # so ends the data
+        except (StopIteration, tf.errors.OutOfRangeError):  # the data have ended
             raise
         except BaseException:
-            self._seam.clear()
+            self._manager.clear()
             raise
 
 
-def seam(model: keras.Model) -> Seam:
-    """The seam of a model, which goes where the model goes."""
-    found: Seam | None = vars(model).get("_labkit_seam")
-    if found is None:
-        found = model._labkit_seam = Seam(model)
-    return found
+def hooks_of(model: keras.Model) -> HookManager:
+    """Return the hook manager of a model, which the model stores as an attribute."""
+    manager: HookManager | None = vars(model).get("_labkit_hooks")
+    if manager is None:
+        manager = model._labkit_hooks = HookManager(model)
+    return manager
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Those that a model is compiled with or keeps in attributes of its own, each once."""
-    held = [getattr(model, "optimizer", None), *vars(model).values()]
+    """Return the distinct optimizers of a model, from `compile` and from its attributes."""
+    values = [getattr(model, "optimizer", None), *vars(model).values()]
     kind = keras.optimizers.Optimizer
-    return list({id(each): each for each in held if isinstance(each, kind)}.values())
+    return list({id(value): value for value in values if isinstance(value, kind)}.values())
 
 
 def synchronized(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """The layers that want the moments of the batches of all ranks."""
+    """Return the layers that normalize by the moments of the global batch of all ranks."""
     kind = keras.layers.BatchNormalization
     layers = model._flatten_layers(include_self=False)
-    return [each for each in layers if isinstance(each, kind) and each.synchronized]
+    return [layer for layer in layers if isinstance(layer, kind) and layer.synchronized]
 
 
 def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
-    """Whose own what a hook's method goes around is, and by which name."""
+    """Return pairs (object, method name) of all methods that a hook's method wraps."""
     if method == "apply":
-        return [(each, method) for each in optimizers(model)]
+        return [(optimizer, method) for optimizer in optimizers(model)]
     if method == "compiled_loss":
         losses = getattr(model, "_compile_loss", None)
         return [] if losses is None else [(losses, "call")]
@@ -366,17 +385,17 @@ def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
 
 
 def rows_of(data: Batch) -> int | tf.Tensor:
-    """How many rows a batch has; a tensor where that is known in each step only."""
+    """Return the number of samples in a batch, as a tensor if the static shape does not tell."""
     leaf = keras.tree.flatten(data)[0]
     if leaf.shape[0] is not None:
         return leaf.shape[0]
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
-    return tf.cast(tf.shape(leaf)[0], tf.int32)  # a sparse one counts in int64
+    return tf.cast(tf.shape(leaf)[0], tf.int32)  # the shape of a sparse tensor is int64
 
 
 def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """An optimizer's `apply` that may be told the rows; most optimizers do not ask for them."""
+    """Return an optimizer's `apply` with an added argument `rows`, ignored if `apply` has none."""
     if "rows" in signature(apply).parameters:
         return apply
 

@@ -1,4 +1,4 @@
-"""Front layers first: the next forward pass starts as soon as its first layer is up to date."""
+"""Priority for front layers: the next forward pass starts as soon as the first layer is updated."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
-LEARN = 5  # steps after which the order of the buckets is fixed, from the times measured so far
+MEASURED_STEPS = 5  # number of measured steps, after which the order of buckets is fixed
 
 
 class PriorityTraining(keras.callbacks.Callback, Hook):
-    """A training step whose end overlaps with the next one's begin.
+    """A training step whose exchange overlaps with the forward pass of the next step.
 
         step k     ... backward: gradients are issued, last layer first
         step k+1   layer 1: wait for its mean, update, forward; layer 2: wait, update, forward; ...
 
-    Each layer is updated right before it is used again, at the rate of its own step, so the result
-    is that of the ordinary step. What is left is applied at the end of an epoch, before validation.
-    Large gradients are cut, and the communication thread serves front layers before what else is
-    ready.
+    Each layer is updated before its next use, with the learning rate of the step that computed the
+    gradient. The trained weights therefore equal those of ordinary steps. Pending updates are
+    applied at the end of an epoch, before validation. Large gradients are split into several
+    buckets. Of the ready buckets, the communication thread exchanges those of front layers first.
 
     Args:
-        model: a `keras.Sequential`; each layer has an optimizer of its own, of the same kind.
-        optimizer: returns a new optimizer.
-        exchange: with schedule "priority".
+        model: The `keras.Sequential` to train.
+        optimizer: A function that returns a new optimizer; each layer gets a separate optimizer.
+        exchange: An exchange with the schedule "priority".
 
     Attributes:
-        variables: of each layer, those that are trained.
-        optimizers: the layers' own.
+        variables: For each layer, its trainable variables.
+        optimizers: For each layer, its optimizer.
 
     Raises:
-        InvalidInput: the model is no chain of layers, or its optimizer looks at all gradients at
-            once (global_clipnorm), or scales the loss.
+        InvalidInput: The model is no `keras.Sequential`, its optimizer needs all gradients at once
+            (global_clipnorm), or the loss is scaled.
     """
 
     name: ClassVar[str] = "priority"
@@ -49,63 +49,65 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         exchange: Exchange,
     ) -> None:
         super().__init__()
-        check(model, optimizer())
+        validate_model(model, optimizer())
         self._exchange = exchange
         self._layers = list(model.layers)
         self.variables = [list(layer.trainable_variables) for layer in self._layers]
         self.optimizers = [optimizer() for _ in self._layers]
-        for own, variables in zip(self.optimizers, self.variables, strict=True):
-            own.build(variables)
+        for layer_optimizer, variables in zip(self.optimizers, self.variables, strict=True):
+            layer_optimizer.build(variables)
         self._pending = tf.Variable(False, trainable=False)
-        # Of the step that is pending.
+        # The learning rate of the step whose updates are pending.
         self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
         flat = [variable for variables in self.variables for variable in variables]
         layers = [n for n, variables in enumerate(self.variables) for _ in variables]
         exchange.prepare([v.value for v in flat], [v.path for v in flat], layers)
-        exchange.service.reorder_after(LEARN, exchange.by_priority)
+        exchange.service.reorder_after(MEASURED_STEPS, exchange.by_priority)
 
     def set_model(self, model: keras.Model) -> None:
-        """Put the step in the place of the model's own."""
+        """Replace the model's training step by this one."""
         super().set_model(model)
-        seam(model).put_on(self)
+        hooks_of(model).add_hook(self)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Leave the model its own step."""
-        seam(self.model).take_off(self.name)
+        """Restore the model's own training step."""
+        hooks_of(self.model).remove_hooks(self.name)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Apply what is left."""
+        """Apply the pending weight updates of the epoch's last step."""
         self.update_all()
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Apply what is left, so that validation sees the weights of the last step."""
+        """Apply the pending updates, so that validation uses the weights of the last step."""
         self.update_all()
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """The step of the schedule, instead of the model's own."""
+        """Run one training step with priority instead of the model's own step."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             value = x
             for number, layer in enumerate(self._layers):
-                # In the order of the layers: a wait stands still in a thread of TensorFlow's.
+                # The updates run in the order of the layers, because each wait blocks a TensorFlow
+                # thread.
                 with tape.stop_recording(), tf.control_dependencies([value]):
                     self._update(number)
                 training = {"training": True} if layer._call_has_training_arg else {}
                 value = layer(value, **training)
             self._pending.assign(False)
             loss = self.model.compute_loss(x, y, value, sample_weight, training=True)
-        found = [variable for variables in self.variables for variable in variables]
-        gradients = tape.gradient(loss, [variable.value for variable in found])
-        for variable, gradient in zip(found, gradients, strict=True):
+        trained = [variable for variables in self.variables for variable in variables]
+        gradients = tape.gradient(loss, [variable.value for variable in trained])
+        for variable, gradient in zip(trained, gradients, strict=True):
             if gradient is None:
                 raise InvalidInput(
-                    f"schedule='priority' wants a gradient of every trainable variable, and "
+                    f"schedule='priority' needs a gradient of every trainable variable, but "
                     f"{variable.path} has none; freeze its layer, or use schedule='overlap'"
                 )
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        count = tf.cast(rows, tf.int64)  # of the data, before any stand-in
+        count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
         self.model._loss_tracker.update_state(loss, sample_weight=count)
-        # A gradient need not depend on the weights of its layer: a step issues after its last wait.
+        # A step must issue its gradients after its last wait. This dependency is explicit, because
+        # a gradient need not depend on its layer's weights.
         with tf.control_dependencies([value]):
             issued = self._exchange.issue(gradients, count)
         with tf.control_dependencies(issued):
@@ -115,13 +117,13 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         return logs
 
     def update_all(self) -> None:
-        """Apply what is left of a step, now."""
+        """Apply all pending updates of the last step now."""
         for number in range(len(self._layers)):
             self._update(number)
         self._pending.assign(False)
 
     def _update(self, number: int) -> None:
-        """Wait for a layer's means and apply them, if a step has issued them."""
+        """If updates are pending, wait for a layer's mean gradients, and apply them."""
         variables = self.variables[number]
         if not variables:
             return
@@ -133,18 +135,20 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
             if not isinstance(
                 optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
             ):
-                optimizer.learning_rate = self._rate  # callbacks set that of the model's optimizer
+                # Callbacks change the learning rate of the model's optimizer, but not of the
+                # layers' optimizers.
+                optimizer.learning_rate = self._rate
             optimizer.apply(means, variables)
             return tf.constant(True)
 
         tf.cond(self._pending, apply, lambda: tf.constant(False))
 
 
-def check(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse what cannot be updated layer by layer."""
+def validate_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Raise InvalidInput if this model cannot be updated layer by layer with this optimizer."""
     if not isinstance(model, keras.Sequential):
         raise InvalidInput(
-            f"schedule='priority' updates layer by layer and wants a keras.Sequential, not a "
+            f"schedule='priority' updates layer by layer and requires a keras.Sequential, not a "
             f"{type(model).__name__}; use schedule='overlap'"
         )
     if getattr(optimizer, "global_clipnorm", None):

@@ -1,4 +1,4 @@
-"""When buckets travel: the schedules of the exchange, each exact, and where they come from."""
+"""The exchange schedules, which set when buckets are exchanged, with their sources."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the buckets of a step travel.
+    """A rule for the times at which the buckets of a training step are exchanged.
+
+    All schedules compute the exact mean of the gradients.
 
     Attributes:
-        name: as `AllReduce(schedule=…)` has it.
-        explained: what it does, and where it comes from.
-        after: begins when backpropagation has ended: the step stands still, all goes at once.
-        turns: ranks take turns at links that they share.
-        into_next: reaches into the next step, so that it has a training step of its own.
+        name: The name of the schedule, as in `AllReduce(schedule=…)`.
+        explanation: The description of the schedule and its source, in the form of a docstring.
+        after: Whether the exchange begins after backpropagation and blocks the training step.
+        turns: Whether ranks take turns on links that they share.
+        into_next: Whether the exchange overlaps with the next step, which needs `PriorityTraining`.
     """
 
     name: str
-    explained: str
+    explanation: str
     after: bool = False
     turns: bool = False
     into_next: bool = False
 
 
 SCHEDULES = {
-    each.name: each
-    for each in (
+    schedule.name: schedule
+    for schedule in (
         Schedule(
             "sequential",
-            """All buckets after backpropagation.
+            """Exchange all buckets after backpropagation.
 
     Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, Revisiting Distributed Synchronous
     SGD, 2016, arXiv 1604.00981. Differs from it: no server, and no backup workers.
@@ -38,10 +40,10 @@ SCHEDULES = {
         ),
         Schedule(
             "overlap",
-            """Each bucket as soon as its gradients are there, while backpropagation goes on.
+            """Exchange each bucket when its gradients are ready, during backpropagation.
 
-    Where ranks of one host compute on all of its cores, a core that moved a bucket meanwhile would
-    not compute: there buckets wait for the end, and the record says that the step stands still.
+    If ranks of one host compute on all cores, a core that moves a bucket cannot compute meanwhile.
+    Buckets then wait for the end of backpropagation, and the record notes that the step blocks.
 
     Source: H. Zhang et al., Poseidon, 2017, arXiv 1706.03292 (wait-free backpropagation); buckets:
     S. Li et al., PyTorch Distributed, 2020, arXiv 2006.15704.
@@ -49,22 +51,22 @@ SCHEDULES = {
         ),
         Schedule(
             "priority",
-            """Front layers first: the next step starts while the rest is under way.
+            """Exchange front layers first, so that the next step starts during the exchange.
 
-    Large gradients are cut; each layer is updated right before it is used again.
+    Large gradients are split; each layer is updated before its next use.
 
     Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
     Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
-    SOSP 2019. Differs from them: the order is fixed from measured times, the same on all ranks,
+    SOSP 2019. Differs from them: the order is fixed from measured times and the same on all ranks,
     not decided while buckets wait.
     """,
             into_next=True,
         ),
         Schedule(
             "staggered",
-            """As sequential, and ranks take turns at links that they share.
+            """Exchange as in "sequential", with ranks that take turns on shared links.
 
-    Source: folklore; a shared line carries one message at a time without loss of bandwidth.
+    Source: folklore; a shared link carries one message at a time without loss of bandwidth.
     """,
             after=True,
             turns=True,

@@ -1,17 +1,17 @@
-"""The batches of an experiment: who computes on which rows, and when."""
+"""The batch plan of an experiment: the rows of each rank at each step."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from labkit.common.data_partition import IID
-from labkit.common.rows import Plan
+from labkit.common.rows import BatchPlan
 from labkit.experiment.experiment import Experiment
 
 
 def owns_rows(experiment: Experiment) -> bool:
-    """Whether each rank has rows of its own, which others do not read."""
-    return experiment.feed == "scatter" or experiment.shards != IID
+    """Return whether each rank owns a fixed part of the rows, which other ranks do not read."""
+    return experiment.input_mode == "scatter" or experiment.data_partition != IID
 
 
 def plan_of(
@@ -19,15 +19,22 @@ def plan_of(
     rows: int,
     shares: tuple[float, ...],
     labels: np.ndarray | None = None,
-) -> Plan:
-    """The batches of an experiment over arrays of so many rows, with these labels."""
-    return Plan(
+) -> BatchPlan:
+    """Return the batch plan of an experiment.
+
+    Args:
+        experiment: Experiment with batch size, seed, steps per epoch and data partition.
+        rows: Number of rows of the data set.
+        shares: Relative share of each rank in a batch, one number for each rank.
+        labels: Labels of the rows, for a partition by label; None: unknown.
+    """
+    return BatchPlan(
         rows,
         experiment.batch_size,
         tuple(shares),
         experiment.seed,
-        experiment.steps,
+        experiment.steps_per_epoch,
         owned=owns_rows(experiment),
-        shards=experiment.shards,
+        shards=experiment.data_partition,
         labels=labels,
     )

@@ -1,4 +1,4 @@
-"""Keras objects that a model's function takes from outside: what does not travel to ranks."""
+"""Check of the Keras objects that a model function captures and that ranks receive pickled."""
 
 from __future__ import annotations
 
@@ -14,47 +14,57 @@ if TYPE_CHECKING:
 
 
 def refuse_lost_state(function: Callable[..., Any]) -> None:
-    """Refuse a function around Keras objects with state that their configuration loses.
+    """Raise an error if a function captures Keras objects that pickling would change.
 
-    Keras pickles an optimizer, a loss or a metric as its configuration.
+    Keras pickles an optimizer, a loss or a metric as its configuration, without further state.
 
     Raises:
-        ValueError: an object has more state than that.
+        ValueError: An object has state beyond its configuration, or Keras cannot restore it.
     """
-    if "keras" not in sys.modules:  # then there is none
+    if "keras" not in sys.modules:  # No Keras object can exist before Keras is imported.
         return
     from labkit.keras import beyond_configuration
 
-    for name, value in _captured(function, []):
-        for part in _saveable(value):
-            kind = type(part).__name__
+    for name, value in _captured_values(function, []):
+        for saveable in _saveables(value):
+            kind = type(saveable).__name__
             try:
-                lost = beyond_configuration(part)
+                lost_attributes = beyond_configuration(saveable)
             except (TypeError, ValueError) as error:
                 raise ValueError(
-                    f"model takes {name!r} from outside, and Keras cannot make its {kind} again "
-                    f"({error}): make it inside the function"
+                    f"the model function captures {name!r}, but Keras cannot restore its {kind} "
+                    f"from the configuration ({error}): create it inside the function"
                 ) from error
-            if lost:
+            if lost_attributes:
                 raise ValueError(
-                    f"model takes {name!r} from outside, and {kind}.{next(iter(lost))} would not "
-                    "travel to the ranks: make it inside the function, which each rank calls"
+                    f"the model function captures {name!r}, but pickling for the ranks would lose "
+                    f"{kind}.{next(iter(lost_attributes))}: create the {kind} inside the function, "
+                    "which each rank calls"
                 )
 
 
-def _captured(function: Callable[..., Any], known: list[FunctionType]) -> Iterator[tuple[str, Any]]:
-    """Names and values from outside of a function, and of those that it calls."""
-    if not isinstance(function, FunctionType) or any(function is each for each in known):
+def _captured_values(
+    function: Callable[..., Any], visited: list[FunctionType]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values that a function and its captured functions capture.
+
+    Captured functions of other modules are not searched.
+
+    Args:
+        function: The function.
+        visited: Functions that have been searched; extended in place.
+    """
+    if not isinstance(function, FunctionType) or any(function is other for other in visited):
         return
-    known.append(function)
+    visited.append(function)
     for name, value in captured(function).items():
         yield name, value
         if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-            yield from _captured(value, known)
+            yield from _captured_values(value, visited)
 
 
-def _saveable(value: object) -> Iterator[Saveable]:
-    """The object, or what a model is compiled with."""
+def _saveables(value: object) -> Iterator[Saveable]:
+    """Yield an optimizer, loss or metric itself, or those of a compiled model."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

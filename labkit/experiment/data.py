@@ -1,4 +1,4 @@
-"""Data as an experiment takes them: a name, arrays, or a callable; checked before a rank starts."""
+"""Validation of data sets (a name, arrays or a callable) before a rank starts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from labkit.common.errors import InvalidInput
 
 
 def parse_data(value: Any) -> Any:
-    """A name, a callable, or (x, y) as NumPy arrays or nests of them.
+    """Return a name, a callable, or (x, y) as NumPy arrays or nested structures of arrays.
+
+    Args:
+        value: A name, a path, None, a callable, or a pair (x, y) of array-like objects.
 
     Raises:
-        ValueError: it is none of these, or holds values that cannot train a model.
+        ValueError: The value has another type, or contains values that cannot train a model.
     """
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, str) or value is None:
         return value
     if callable(value):
-        _check_callable(value)
+        _validate_callable(value)
         return value
     if not isinstance(value, tuple | list):
         kind = type(value).__name__
         advice = "; give a function that returns it" if hasattr(value, "element_spec") else ""
-        raise ValueError(f"data are a name, a callable or arrays (x, y), not a {kind}{advice}")
+        raise ValueError(f"data must be a name, a callable or arrays (x, y), not a {kind}{advice}")
     if len(value) != 2:
-        raise ValueError(f"arrays are given as (x, y), not as {len(value)} parts")
-    x, y = (_parse_arrays(what, part) for what, part in zip("xy", value, strict=True))
+        raise ValueError(f"arrays must be given as (x, y), not as {len(value)} parts")
+    x, y = (_parse_arrays(label, part) for label, part in zip("xy", value, strict=True))
     rows = {len(leaf) for leaf in leaves((x, y))}
     if len(rows) != 1 or rows == {0}:
         raise ValueError(f"x and y must have the same number of rows, above 0; got {rows}")
@@ -38,24 +41,34 @@ def parse_data(value: Any) -> Any:
 
 
 def check_validation(data: tuple[Any, ...], validation: Any) -> None:
-    """Refuse validation arrays that a model for the training arrays cannot take."""
+    """Raise an error if the validation arrays do not have the sample shapes of the training arrays.
+
+    Args:
+        data: Training arrays (x, y).
+        validation: Validation arrays (x, y); a callable or None is not checked.
+
+    Raises:
+        InvalidInput: The number of arrays or the shape of a sample differs.
+    """
     if not isinstance(validation, tuple):
         return
-    one, other = ([leaf.shape[1:] for leaf in leaves(arrays)] for arrays in (data, validation))
-    if one != other:
+    expected, actual = (
+        [leaf.shape[1:] for leaf in leaves(arrays)] for arrays in (data, validation)
+    )
+    if expected != actual:
         raise InvalidInput(
-            f"validation has samples of shapes {other}, and the training data {one}: give as many "
-            "arrays, of the same shapes"
+            f"validation has samples of shapes {actual}, but the training data has {expected}: "
+            "give the same number of arrays, with the same shapes"
         )
 
 
 def labels_of(validation: Any) -> Any:
-    """The labels of validation arrays; None of a callable, which are not known yet."""
+    """Return the labels of validation arrays; None for a callable, whose labels are unknown."""
     return validation[1] if isinstance(validation, tuple) else None
 
 
 def leaves(value: Any) -> list[Any]:
-    """Arrays in a nest of tuples, lists and dictionaries."""
+    """Return the arrays of nested tuples, lists and dictionaries; dictionaries in order of keys."""
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]
     if isinstance(value, tuple | list):
@@ -63,24 +76,37 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _parse_arrays(what: str, value: Any) -> Any:
-    """The same nest with NumPy arrays of finite numbers; texts are for a layer to look up."""
+def _parse_arrays(label: str, value: Any) -> Any:
+    """Return the same nested structure with validated NumPy arrays.
+
+    Args:
+        label: Name of the structure in error messages, such as `x['image']`.
+        value: An array, or nested tuples, lists and dictionaries of arrays.
+
+    Raises:
+        ValueError: A leaf is no array, or has values that are not finite numbers. The features x
+            may have texts, which a layer of the model can look up.
+    """
     if isinstance(value, dict):
-        return {key: _parse_arrays(f"{what}[{key!r}]", part) for key, part in value.items()}
+        return {key: _parse_arrays(f"{label}[{key!r}]", part) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_parse_arrays(what, part) for part in value)
+        return type(value)(_parse_arrays(label, part) for part in value)
     if not getattr(value, "shape", ()):
         raise ValueError(
-            f"x and y are arrays, or nests of arrays, with a row a sample; "
+            f"x and y are arrays, or nested structures of arrays, with one row per sample; "
             f"got {type(value).__name__}: use numpy.asarray"
         )
-    array = datasets.to_array(what, value)
-    datasets.check_values(what, array, texts=what.startswith("x"))
+    array = datasets.to_array(label, value)
+    datasets.validate_values(label, array, texts=label.startswith("x"))
     return array
 
 
-def _check_callable(function: Callable[..., Any]) -> None:
-    """Refuse what cannot return a dataset, as far as its definition tells."""
+def _validate_callable(function: Callable[..., Any]) -> None:
+    """Raise an error if a callable is a generator function or requires arguments.
+
+    Raises:
+        ValueError: The definition shows that a call without arguments returns no data set.
+    """
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isgeneratorfunction(function):
         raise ValueError(
@@ -90,6 +116,8 @@ def _check_callable(function: Callable[..., Any]) -> None:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise ValueError(f"{name} is called without arguments: {error}") from error
-    except ValueError:  # a function of C has no signature
+        raise ValueError(
+            f"{name} is called without arguments, but requires some: {error}"
+        ) from error
+    except ValueError:  # Some functions that are written in C have no signature.
         return

@@ -1,4 +1,4 @@
-"""What faults, checksums and looks at numbers an experiment can have; the rest is refused."""
+"""Validation of the faults, checksums and gradient checks of an experiment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from labkit.network import Fault
 
 
-def sends(experiment: Experiment) -> bool:
-    """Whether labkit itself sends each of its messages: it can lose one, or check its bits."""
+def sends_every_message(experiment: Experiment) -> bool:
+    """Return whether labkit itself sends every message of an experiment.
+
+    Only then can labkit drop any message, or add a checksum to each.
+    """
     strategy = experiment.strategy
     algorithm = getattr(strategy, "scheduled", getattr(strategy, "algorithm", None))
     if algorithm is not None:
-        chosen = algorithm == "auto" and experiment.network is not None
-        return experiment.clock == "wall" and (algorithm in ALLREDUCE or chosen)
-    if isinstance(strategy, Staged):  # replicas of stages average by the library
+        # On an emulated network, "auto" chooses among labkit's own algorithms.
+        is_auto = algorithm == "auto" and experiment.network is not None
+        return experiment.clock == "wall" and (algorithm in ALLREDUCE or is_auto)
+    if isinstance(strategy, Staged):
+        # Several replicas of the stages average their gradients by the MPI library.
         return strategy.ranks(experiment.workers) == experiment.workers
     if not isinstance(strategy, ProgramStrategy):
         return False
@@ -29,61 +34,75 @@ def sends(experiment: Experiment) -> bool:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what cannot be planted or looked at, before any rank starts."""
+    """Validate the faults, checksums, replica checks and gradient checks of an experiment.
+
+    Raises:
+        InvalidInput: The strategy, the clock or the number of steps does not allow an option.
+    """
     name = type(experiment.strategy).__name__
     for fault in experiment.faults:
-        _check_fault(experiment, fault, name)
-    if experiment.checksums and not (experiment.clock == "wall" and sends(experiment)):
-        raise InvalidInput(f"checksums=True: {_library(name)}")
-    if experiment.check_every and (
+        _validate_fault(experiment, fault, name)
+    if experiment.checksums and not (
+        experiment.clock == "wall" and sends_every_message(experiment)
+    ):
+        raise InvalidInput(f"checksums=True: {_sender_advice(name)}")
+    if experiment.replica_check_interval and (
         not isinstance(experiment.strategy, AllReduce)
         or experiment.clock == "virtual"
         or experiment.strategy.schedule == "priority"
     ):
         raise InvalidInput(
-            f"check_every={experiment.check_every} compares replicas that are equal after each "
-            f"step, which those of {name} on clock={experiment.clock!r} are not; use AllReduce on "
-            "clock='wall' with another schedule than 'priority', or check_every=0"
+            f"replica_check_interval={experiment.replica_check_interval} needs replicas that are "
+            f"equal after each step, but {name} with these options on clock={experiment.clock!r} "
+            "does not provide them; use AllReduce on clock='wall' with another schedule than "
+            "'priority', or replica_check_interval=0"
         )
-    _check_skip(experiment, name)
+    _validate_skip(experiment, name)
 
 
-def _check_skip(experiment: Experiment, name: str) -> None:
+def _validate_skip(experiment: Experiment, name: str) -> None:
     strategy = experiment.strategy
-    early = isinstance(strategy, AllReduce) and strategy.schedule == "priority"
-    cut = experiment.plays and strategy.replica_cut != 1
-    late = isinstance(strategy, Staged) and not strategy.exact
-    if experiment.bad_numbers == "skip" and (cut or (not experiment.plays and (early or late))):
+    by_priority = isinstance(strategy, AllReduce) and strategy.schedule == "priority"
+    is_cut = experiment.plays and strategy.replica_cut != 1
+    asynchronous = isinstance(strategy, Staged) and not strategy.exact
+    if experiment.on_nonfinite == "skip" and (
+        is_cut or (not experiment.plays and (by_priority or asynchronous))
+    ):
         raise InvalidInput(
-            f"bad_numbers='skip': parts of {name} are updated before the others have their "
-            "gradients, so that no step can be left out; use bad_numbers='stop' or 'clip'"
+            f"on_nonfinite='skip': {name} updates some layers before the others have their "
+            "gradients, so it cannot skip a whole step; use on_nonfinite='stop' or 'clip'"
         )
 
 
-def _check_fault(experiment: Experiment, fault: Fault, name: str) -> None:
-    who = experiment.workers if experiment.plays else experiment.ranks
+def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
+    # In programs, the rank of a fault is the number of a worker.
+    ranks = experiment.workers if experiment.plays else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(
-            f"faults: {name} trains in processes of its own, where nothing can be planted; take "
+            f"faults: {name} trains in separate processes, where labkit cannot inject faults; use "
             "another strategy"
         )
     if experiment.plays and experiment.strategy.replica_cut != 1:
         raise InvalidInput(
-            f"faults: workers of {name} are cut over several places, where nothing can be planted; "
-            "give stages=1"
+            f"faults: {name} cuts the model of a worker into parts, where labkit cannot inject "
+            "faults; use stages=1 and no grid"
         )
-    if fault.rank >= who:
-        raise InvalidInput(f"{fault!r} with ranks 0 to {who - 1}; give one of these")
+    if fault.rank >= ranks:
+        raise InvalidInput(
+            f"{fault!r}: there is no rank {fault.rank}; give a rank from 0 to {ranks - 1}"
+        )
     steps = experiment.epoch_steps
-    if steps is not None and fault.step >= (most := steps * experiment.epochs):
-        raise InvalidInput(f"{fault!r} in a training of {most} steps; they count from 0")
-    if fault.kind == "drop" and not sends(experiment):
-        raise InvalidInput(f"{fault!r}: {_library(name)}")
+    if steps is not None and fault.step >= (total := steps * experiment.epochs):
+        raise InvalidInput(
+            f"{fault!r}: the training has {total} steps; give a step from 0 to {total - 1}"
+        )
+    if fault.kind == "drop" and not sends_every_message(experiment):
+        raise InvalidInput(f"{fault!r}: {_sender_advice(name)}")
 
 
-def _library(name: str) -> str:
+def _sender_advice(name: str) -> str:
     return (
-        f"not all messages of {name} as it is here are sent by labkit itself, whose they must be; "
-        f"choose an algorithm of {', '.join(ALLREDUCE)}, servers with transport='two_sided', or a "
-        "pipeline of one replica"
+        f"labkit itself must send all messages, but does not with these options of {name}; with "
+        f"clock='wall', use an algorithm of {', '.join(ALLREDUCE)}, servers with "
+        "transport='two_sided', or a pipeline of one replica"
     )

@@ -1,4 +1,4 @@
-"""Names that Keras resolves, by which a wrong one is refused before Keras is imported."""
+"""Names of Keras losses, metrics and optimizer arguments, checked without importing Keras."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed, refuse_unknown
 
 
-def _names(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return text.split()
 
 
-# Those that need no further arguments.
-LOSSES = _names("""
+# Names of losses that Keras can construct without arguments.
+LOSSES = _split("""
     bce binary_crossentropy binary_focal_crossentropy categorical_crossentropy
     categorical_focal_crossentropy categorical_hinge circle cosine_similarity ctc dice hinge huber
     kl_divergence kld log_cosh mae mape mean_absolute_error mean_absolute_percentage_error
@@ -25,8 +25,9 @@ LOSSES = _names("""
     MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy SquaredHinge Tversky
 """)
 
-# The same; `compile` itself resolves the first two.
-METRICS = _names("""
+# Names of metrics that Keras can construct without arguments. `compile` itself resolves "acc" and
+# "accuracy".
+METRICS = _split("""
     acc accuracy auc bce binary_accuracy binary_crossentropy binary_io_u categorical_accuracy
     categorical_crossentropy categorical_hinge concordance_correlation cosine_similarity f1_score
     f_beta_score false_negatives false_positives hinge kl_divergence log_cosh_error mae mape mean
@@ -45,14 +46,14 @@ METRICS = _names("""
 """)
 
 # Arguments of every optimizer.
-COMMON = _names("""
+COMMON_ARGUMENTS = _split("""
     learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum
     ema_overwrite_frequency loss_scale_factor gradient_accumulation_steps name
 """)
 
-# Further arguments of each.
-OPTIONS = {
-    name: _names(options)
+# Further arguments of each optimizer.
+OPTIMIZER_ARGUMENTS = {
+    name: _split(options)
     for name, options in {
         "sgd": "momentum nesterov",
         "rmsprop": "rho momentum epsilon centered",
@@ -83,17 +84,23 @@ OPTIONS = {
 def check_names(
     loss: str | None, metrics: Iterable[str] | None, optimizer: str, options: Mapping[str, object]
 ) -> None:
-    """Refuse a loss, a metric or an optimizer's argument that Keras does not know.
+    """Raise an error for a loss, a metric or an optimizer argument that Keras does not know.
+
+    Args:
+        loss: Name of a loss; None: no loss to check.
+        metrics: Names of metrics; None: no metrics to check.
+        optimizer: Name of a known optimizer.
+        options: Arguments of the optimizer.
 
     Raises:
-        InvalidInput: with the nearest name.
+        InvalidInput: A name is unknown; the message suggests the nearest known name.
     """
-    # Letters' case counts for a name, as Keras has it.
+    # The names are case-sensitive, as in Keras.
     refuse_unknown("loss", [] if loss is None else [loss], LOSSES)
     refuse_unknown("metrics", metrics or (), METRICS)
-    known = [*OPTIONS[optimizer], *COMMON]
+    allowed = [*OPTIMIZER_ARGUMENTS[optimizer], *COMMON_ARGUMENTS]
     for name in options:
-        if name not in known:
+        if name not in allowed:
             raise InvalidInput(
-                f"optimizer_options: {optimizer} has no argument {name!r}{listed(name, known)}"
+                f"optimizer_options: {optimizer} has no argument {name!r}{listed(name, allowed)}"
             )

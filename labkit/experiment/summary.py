@@ -1,4 +1,4 @@
-"""Records in few words: what differs from their defaults, and all the rest folded."""
+"""Short texts and HTML of pydantic records, which show the fields with non-default values."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ from pydantic import BaseModel
 
 from labkit.common.html import card, folded, line, pairs
 
-LONGEST = 200  # letters of a value
+MAX_CHARACTERS = 200  # maximum number of characters of a value
 
 
 def html_of(title: str, record: BaseModel) -> str:
-    """The fields that differ from their defaults; folded: all."""
-    own = {name: brief(value) for name, value in differing(record).items()}
-    every = {name: brief(getattr(record, name)) for name in type(record).model_fields}
+    """Return HTML with the non-default fields of a record; a click shows all fields."""
+    changed = {name: brief(value) for name, value in non_default_fields(record).items()}
+    fields = {name: brief(getattr(record, name)) for name in type(record).model_fields}
     return card(
         title,
-        pairs(own) if own else line("every field has its default"),
-        folded("all fields", pairs(every)),
+        pairs(changed) if changed else line("every field has its default"),
+        folded("all fields", pairs(fields)),
     )
 
 
-def differing(model: BaseModel) -> dict[str, Any]:
-    """The fields whose values are not their defaults."""
-    found = {}
+def non_default_fields(model: BaseModel) -> dict[str, Any]:
+    """Return the fields of a record, by name, whose values are not their defaults."""
+    changed = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         default = field.get_default(call_default_factory=True)
-        # Of one type first: arrays compare element by element.
+        # The types are compared first, because arrays compare element by element.
         if type(value) is not type(default) or value != default:
-            found[name] = value
-    return found
+            changed[name] = value
+    return changed
 
 
 def brief(value: Any) -> str:
-    """A value in one line: of a record what differs, of a callable its name, of an array its shape.
+    """Return a value as one line of at most `MAX_CHARACTERS` characters.
+
+    A record becomes its non-default fields, a callable its name, and an array its shape and dtype.
 
     >>> brief({"widths": [64, 64]})
     "{'widths': [64, 64]}"
     """
     text = " ".join(_brief(value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, BaseModel):
-        fields = ", ".join(f"{name}={_brief(each)}" for name, each in differing(value).items())
+        fields = ", ".join(
+            f"{name}={_brief(item)}" for name, item in non_default_fields(value).items()
+        )
         return f"{type(value).__name__}({fields})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_brief(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {_brief(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
-        inside = ", ".join(map(_brief, value))
-        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+        items = ", ".join(map(_brief, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items})"
     if getattr(value, "shape", ()):
         return f"{'×'.join(map(str, value.shape))} {getattr(value, 'dtype', 'array')}"
     if callable(value):

@@ -1,7 +1,7 @@
-"""Figures of runs, of their communication, and of schedules, with their summaries in sentences.
+"""Figures and text summaries of runs, of their communication, and of schedules.
 
-Each name of `__init__.pyi` is imported at its first use, so that the live curves of a cluster do
-not wait for the modules of other figures.
+Python imports each name of `__init__.pyi` at its first use, so that the live curves of a cluster
+start without the modules of other figures.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Taxonomy of methods: a grid of architectures, parallelism and synchronization."""
+"""Taxonomy map: training methods by architecture, parallelism and synchronization."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from labkit.strategies import AXES, Cell
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
-Row = tuple[str, str]  # an architecture, a parallelism
+Row = tuple[str, str]  # (architecture, parallelism)
 ROWS: Sequence[Row] = tuple(product(AXES["architecture"], AXES["parallelism"]))
 COLUMNS: Sequence[str] = tuple(AXES["synchronization"])
 
 
-class Standing(NamedTuple):
-    """A method in one of its cells.
+class MethodInCell(NamedTuple):
+    """A method in one cell of the taxonomy.
 
     Attributes:
-        method: its name.
-        paper: author and year.
-        notebooks: names of those that try it.
-        cell: its place on each axis.
+        method: Name of the method.
+        paper: Author and year of the paper.
+        notebooks: Names of the notebooks that run the method.
+        cell: Value of the method on each axis of the taxonomy.
     """
 
     method: str
@@ -40,29 +40,32 @@ class Standing(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The architecture, and the parallelism."""
+        """Row of the cell on the map: (architecture, parallelism)."""
         return self.cell.architecture, self.cell.parallelism
 
 
-def grid(standings: Iterable[Standing]) -> Mapping[tuple[Row, str], Mapping[str, list[Standing]]]:
-    """Return the methods of each row and column by name, with all their places.
+def grid(
+    standings: Iterable[MethodInCell],
+) -> Mapping[tuple[Row, str], Mapping[str, list[MethodInCell]]]:
+    """Group the methods by cell, and within each cell by name.
 
-    Empty cells have a mapping, too, in the order of rows, then of columns.
+    The result also has an empty mapping for each empty cell. Cells are ordered by row, then by
+    column.
     """
-    results: dict[tuple[Row, str], dict[str, list[Standing]]] = {
+    results: dict[tuple[Row, str], dict[str, list[MethodInCell]]] = {
         place: {} for place in product(ROWS, COLUMNS)
     }
-    for each in standings:
-        here = results[each.row, each.cell.synchronization]
-        here.setdefault(each.method, []).append(each)
+    for standing in standings:
+        cell_methods = results[standing.row, standing.cell.synchronization]
+        cell_methods.setdefault(standing.method, []).append(standing)
     return results
 
 
-def empty(standings: Iterable[Standing]) -> list[str]:
-    """Return the rows with empty cells as text: `collective × data: asynchronous, …`."""
-    bare = [place for place, methods in grid(standings).items() if not methods]
+def empty(standings: Iterable[MethodInCell]) -> list[str]:
+    """Return a text for each row with empty cells: `collective × data: asynchronous, …`."""
+    empty_places = [place for place, methods in grid(standings).items() if not methods]
     texts = []
-    for row, places in groupby(bare, key=lambda place: place[0]):
+    for row, places in groupby(empty_places, key=lambda place: place[0]):
         columns = [column for _, column in places]
         what = "none at all" if len(columns) == len(COLUMNS) else ", ".join(columns)
         texts.append(f"{' × '.join(row)}: {what}")
@@ -70,39 +73,45 @@ def empty(standings: Iterable[Standing]) -> list[str]:
 
 
 EMPTY = "—"
-# Sky blue of Okabe and Ito, as far as text stays legible on it; a cell with one method has some.
+# The colour is the sky blue of Okabe and Ito (2008), pale enough for legible text. A cell with a
+# single method is already coloured.
 _COLORS: Scale = [
     (0, "rgba(86,180,233,0)"),
     (1e-6, "rgba(86,180,233,0.2)"),
     (1, "rgba(86,180,233,0.55)"),
 ]
-_LINE, _ROOM, _NUMBER = 15, 14, 34  # pixels: a name, around names, a row of numbers
-_SHOWN = 5  # notebooks that are named under the pointer
+# Heights in pixels: line of a name, padding of a row, and row of numbers.
+_LINE, _ROOM, _NUMBER = 15, 14, 34
+_SHOWN = 5  # greatest number of notebooks that the hover text names
 
-_Here = Mapping[str, Sequence[Standing]]
+_CellMethods = Mapping[str, Sequence[MethodInCell]]
 
 
-def taxonomy_map(standings: Iterable[Standing], numbers: bool = False) -> Figure:
-    """Draw methods by architecture and parallelism (down) and synchronization (across).
+def taxonomy_map(standings: Iterable[MethodInCell], numbers: bool = False) -> Figure:
+    """Draw methods by architecture and parallelism (rows) and synchronization (columns).
 
-    Hover texts have compression and scheduling of a method there, with its paper and
-    its notebooks. A cell without a method has no colour, and a dash in it.
+    The hover text of a cell lists the compression, scheduling, paper and notebooks of each method.
+    A cell without a method has no colour and shows a dash.
 
     Args:
-        standings: methods in their cells.
-        numbers: how many methods a cell has, in place of their names: for a narrow screen.
+        standings: Methods in their cells.
+        numbers: Whether cells show the number of methods instead of their names, which suits a
+            narrow screen.
     """
     shown = list(standings)
-    laid = grid(shown)
-    edges = _edges(laid, numbers)
-    filled = [place for place, methods in laid.items() if methods]
-    texts = [f"{' × '.join(place[0])}, {place[1]}: {', '.join(laid[place])}" for place in filled]
-    count = plural(len({each.method for each in shown}), "method")
-    texts = [f"{count} in {len(filled)} of {plural(len(laid), 'cell')}", *texts]
+    cells_by_place = grid(shown)
+    edges = _edges(cells_by_place, numbers)
+    filled = [place for place, methods in cells_by_place.items() if methods]
+    texts = [
+        f"{' × '.join(place[0])}, {place[1]}: {', '.join(cells_by_place[place])}"
+        for place in filled
+    ]
+    count = plural(len({standing.method for standing in shown}), "method")
+    texts = [f"{count} in {len(filled)} of {plural(len(cells_by_place), 'cell')}", *texts]
     return Sheet(
-        [[_panel(laid, edges, numbers)]],
+        [[_panel(cells_by_place, edges, numbers)]],
         [],
-        "Where methods stand",
+        "Methods by architecture, parallelism and synchronization",
         words=[*texts, f"No method here: {'; '.join(empty(shown))}"],
         plot=int(edges[-1]),
         below=8,
@@ -114,19 +123,21 @@ def title(row: Row, column: str) -> str:
     return safe_text(f"{' × '.join(row)}, {column}")
 
 
-def _edges(laid: Mapping[tuple[Row, str], _Here], numbers: bool) -> np.ndarray:
-    """Return the pixels between rows, each as high as its fullest cell."""
-    most = [max(len(laid[row, column]) for column in COLUMNS) for row in ROWS]
-    heights = [_NUMBER if numbers else _LINE * max(2, each) + _ROOM for each in most]
+def _edges(cells_by_place: Mapping[tuple[Row, str], _CellMethods], numbers: bool) -> np.ndarray:
+    """Return the y positions of row edges in pixels; a row is as high as its fullest cell."""
+    most = [max(len(cells_by_place[row, column]) for column in COLUMNS) for row in ROWS]
+    heights = [_NUMBER if numbers else _LINE * max(2, count) + _ROOM for count in most]
     return np.cumsum([0, *heights])
 
 
-def _panel(laid: Mapping[tuple[Row, str], _Here], edges: np.ndarray, numbers: bool) -> Panel:
+def _panel(
+    cells_by_place: Mapping[tuple[Row, str], _CellMethods], edges: np.ndarray, numbers: bool
+) -> Panel:
     import pandas as pd
 
     shape = (len(ROWS), len(COLUMNS))
-    counts = np.array([len(methods) for methods in laid.values()]).reshape(shape)
-    hover = np.array([_hover(*place, methods) for place, methods in laid.items()])
+    counts = np.array([len(methods) for methods in cells_by_place.values()]).reshape(shape)
+    hover = np.array([_hover(*place, methods) for place, methods in cells_by_place.items()])
     middles = (edges[:-1] + edges[1:]) / 2
     colors = cells(
         counts,
@@ -141,21 +152,21 @@ def _panel(laid: Mapping[tuple[Row, str], _Here], edges: np.ndarray, numbers: bo
         (str(len(methods)) if numbers else "<br>".join(map(safe_text, methods)))
         if methods
         else EMPTY
-        for methods in laid.values()
+        for methods in cells_by_place.values()
     ]
     columns, rows = np.meshgrid(np.arange(len(COLUMNS)), middles)
-    written = pd.DataFrame({"x": columns.ravel(), "y": rows.ravel(), "text": texts})
+    texts_table = pd.DataFrame({"x": columns.ravel(), "y": rows.ravel(), "text": texts})
     return Panel(
         title="",
         x="",
         y="",
         traces=[
             colors | {"customdata": hover.reshape(shape)},
-            words(written, "x", "y", size=12 if numbers else 11),
+            words(texts_table, "x", "y", size=12 if numbers else 11),
         ],
         x_axis={
             "tickvals": list(range(len(COLUMNS))),
-            "ticktext": [_broken(column, numbers) for column in COLUMNS],
+            "ticktext": [_break_words(column, numbers) for column in COLUMNS],
             "range": [-0.5, len(COLUMNS) - 0.5],
             "side": "top",
             "tickangle": 0,
@@ -176,22 +187,22 @@ def _panel(laid: Mapping[tuple[Row, str], _Here], edges: np.ndarray, numbers: bo
 _BARE: Trace = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
 
 
-def _broken(name: str, narrow: bool) -> str:
-    """Return a word a line; a narrow screen also breaks long words."""
+def _break_words(name: str, narrow: bool) -> str:
+    """Break a name into one word per line; narrow screens also break long words."""
     parts = name.replace("synchronous", "syn- chronous").split() if narrow else name.split()
     return "<br>".join(map(safe_text, parts))
 
 
-def _hover(row: Row, column: str, methods: _Here) -> str:
-    lines = map(in_a_line, methods.values()) if methods else ["no method here"]
+def _hover(row: Row, column: str, methods: _CellMethods) -> str:
+    lines = map(method_text, methods.values()) if methods else ["no method here"]
     return "<br>".join([f"<b>{title(row, column)}</b>", *lines])
 
 
-def in_a_line(places: Sequence[Standing]) -> str:
+def method_text(places: Sequence[MethodInCell]) -> str:
     """Return `AllReduce (Vishnu 2016): none, quantization · sequential, overlap · tour, …`."""
     first = places[0]
     details = [
-        ", ".join(dict.fromkeys(getattr(each.cell, axis) for each in places))
+        ", ".join(dict.fromkeys(getattr(standing.cell, axis) for standing in places))
         for axis in ("compression", "scheduling")
     ]
     names = [*first.notebooks[:_SHOWN], *["…"] * (len(first.notebooks) > _SHOWN)]

@@ -1,4 +1,4 @@
-"""What an experiment would take anywhere: measured once on one machine, then computed."""
+"""Forecasts of experiments on any network, from costs that are measured on one machine."""
 
 from labkit.forecast.calibration import (
     Calibration,
@@ -7,7 +7,7 @@ from labkit.forecast.calibration import (
     LayerCost,
     ModelCost,
     Overhead,
-    Source,
+    Provenance,
     Spread,
     StepCost,
     WayCost,
@@ -19,7 +19,7 @@ from labkit.forecast.provenance import fits, sources
 from labkit.forecast.query import PARTS, Query, StepForecast
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages
-from labkit.forecast.study import Place, Study
+from labkit.forecast.study import MapPoint, Study
 
 __all__ = [
     "PARTS",
@@ -28,12 +28,12 @@ __all__ = [
     "CollectiveCost",
     "Forecast",
     "LayerCost",
+    "MapPoint",
     "ModelCost",
     "Overhead",
-    "Place",
     "Prices",
+    "Provenance",
     "Query",
-    "Source",
     "Spread",
     "StepCost",
     "StepForecast",

@@ -1,4 +1,4 @@
-"""What serving one bucket takes: its codec, and the collectives that its compressor asks for."""
+"""The cost of exchanging one gradient bucket: its codec, and the collectives of its compressor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from math import prod
 
 from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
 from labkit.exchange.bucket import Bucket
-from labkit.forecast.allreduce_cost import Carried, Sums
+from labkit.forecast.allreduce_cost import AllReduceCosts, CollectiveEstimate
 from labkit.forecast.calibration import Spread
 from labkit.forecast.load import Kind, Load
 from labkit.forecast.query import Query
-from labkit.forecast.time_distributions import NOTHING, both, times
+from labkit.forecast.time_distributions import NOTHING, add_spreads, scale_spread
 
 KINDS: tuple[tuple[type[Request], Kind], ...] = (
     *((Mean, "sum"), (Gather, "gather"), (SparseMean, "sparse")),
@@ -22,69 +22,76 @@ KINDS: tuple[tuple[type[Request], Kind], ...] = (
 
 
 @dataclass(frozen=True)
-class Served:
-    """What the line needs for a bucket: to carry it, to say it in fewer bytes, to pack it."""
+class BucketCost:
+    """The cost of exchanging a gradient bucket: collectives, codec and packing."""
 
-    carried: tuple[Carried, ...]
+    carried: tuple[CollectiveEstimate, ...]
     codec: Spread = NOTHING
     pack: Spread = NOTHING
 
     @property
     def wire(self) -> Spread:
-        """Of all that is carried, one after the other."""
-        return reduce(both, (carried.seconds for carried in self.carried), NOTHING)
+        """The total time of all collectives, which run one after the other."""
+        return reduce(add_spreads, (carried.seconds for carried in self.carried), NOTHING)
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The total of the medians of packing, codec and collectives, s."""
         return self.pack.median + self.codec.median + self.wire.median
 
 
-def exchange(
-    asked: Query,
-    sums: Sums,
+def bucket_cost(
+    query: Query,
+    sums: AllReduceCosts,
     compressor: Compressor | None,
     bucket: Bucket,
     shapes: Sequence[tuple[int, ...]],
-) -> Served:
-    """As `labkit.exchange.compressed` exchanges it; what packing takes is left out.
+) -> BucketCost:
+    """Return the cost of a bucket's exchange by `labkit.exchange.compressed`, without packing.
 
-    What is summed is decoded for the mean and for what was sent, what is gathered once a rank more;
-    on the virtual clock nothing of that takes time.
+    The result of an allreduce is decoded twice: for the mean, and for the error feedback. The
+    result of a gather is decoded once more per rank. On the virtual clock, codecs take no time.
 
     Args:
-        shapes: of all variables.
+        query: Query with the experiment and the calibration.
+        sums: Costs of allreduces.
+        compressor: Compressor of the bucket; None: the bucket is sent uncompressed.
+        bucket: Bucket to exchange.
+        shapes: Shapes of all variables of the model.
 
-    Raises: InvalidInput, for what was not measured.
+    Raises:
+        InvalidInput: The compressor or a collective was not measured.
     """
     if compressor is None:
-        return Served((sums.take(Load("sum", bucket.nbytes)),))
-    cost = asked.codec(compressor, bucket.nbytes)
+        return BucketCost((sums.take(Load("sum", bucket.nbytes)),))
+    cost = query.codec(compressor, bucket.nbytes)
     decoded, carried = 1, []
-    for asks in _turns(compressor, bucket, shapes, cost.payload):
+    for requests in _turns(compressor, bucket, shapes, cost.payload):
         for kind, name in KINDS:
-            nbytes = sum(size for each, size in asks if each is kind)
+            nbytes = sum(size for request, size in requests if request is kind)
             if not nbytes:
                 continue
             dense = bucket.nbytes if name == "sparse" else 0.0
             carried.append(sums.take(Load(name, nbytes, dense)))
             if kind is Gather:
-                decoded += asked.workers
+                decoded += query.workers
             elif kind is Mean and not compressor.by_layer:
                 decoded += 1
-    codec = NOTHING if asked.virtual else both(cost.encode, times(cost.decode, decoded))
-    return Served(tuple(carried), codec)
+    codec = (
+        NOTHING if query.virtual else add_spreads(cost.encode, scale_spread(cost.decode, decoded))
+    )
+    return BucketCost(tuple(carried), codec)
 
 
 def _turns(
     compressor: Compressor, bucket: Bucket, shapes: Sequence[tuple[int, ...]], payload: float
 ) -> Iterator[list[tuple[type[Request], float]]]:
-    """What all that is compressed by itself asks for together, time after time."""
+    """Yield, round by round, the collectives (type, bytes) that all tensors of a bucket request."""
     tensors = [shapes[slot.variable] for slot in bucket.slots]
     if not compressor.by_layer:
         tensors = [(bucket.length,)]
-    every = [
+    collectives = [
         compressor.collectives(shape, payload * prod(shape) / bucket.length) for shape in tensors
     ]
-    for asks in zip_longest(*every):
-        yield [ask for ask in asks if ask is not None]
+    for requests in zip_longest(*collectives):
+        yield [request for request in requests if request is not None]

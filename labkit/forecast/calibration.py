@@ -1,4 +1,4 @@
-"""What a machine has been seen to take: the measured times from which forecasts are made."""
+"""The calibration of a machine: measured costs, from which forecasts are computed."""
 
 from __future__ import annotations
 
@@ -15,53 +15,56 @@ from pydantic import Field
 
 from labkit.common.canonical_json import JSON, as_json
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.renamed import rename_classes
 from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.common.validated import Checked
 from labkit.network import Network
 
 SCHEMA = 2
-LONGEST = 2**26  # bytes of a file
+LONGEST = 2**26  # maximum size of a calibration file, bytes
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
-SIZES = ("rows", "test_rows")  # options of data sets that say nothing of a row
+SIZES = ("rows", "test_rows")  # data set options that change the number of samples only
 
 
-class Modelled(Protocol):
-    """What an experiment says of its model, its rows, and how it is trained on one rank."""
+class ModelDescription(Protocol):
+    """The fields of an experiment that describe its model, data and training."""
 
     @property
     def model(self) -> Any:
-        """See `labkit.Experiment`, as for the others."""
+        """The model or its name; see `labkit.Experiment` for all fields."""
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """Of a named one."""
+        """The options of a named model."""
 
     @property
     def dataset(self) -> Any:
-        """Its data."""
+        """The data set or its name."""
 
     @property
     def dataset_options(self) -> dict[str, Any]:
-        """Of a named one."""
+        """The options of a named data set."""
 
     @property
     def precision(self) -> str:
-        """Its policy."""
+        """The precision of weights and computation, such as "float32"."""
 
     @property
     def optimizer(self) -> str:
-        """Its name."""
+        """The name of the optimizer."""
 
 
-def model_of(experiment: Modelled) -> dict[str, JSON]:
-    """What of an experiment decides how long a step of one rank takes, but for its batch.
+def model_of(experiment: ModelDescription) -> dict[str, JSON]:
+    """Return the fields of an experiment that determine a rank's step time, except the batch size.
 
-    Of arrays only the shape and kind of a row counts, of a callable its source.
+    The shape and dtype of a sample represent an array; the source code represents a callable.
     """
     data = experiment.dataset
     if isinstance(data, tuple):
-        data = [[list(each.shape[1:]), str(each.dtype)] for each in data if hasattr(each, "dtype")]
+        data = [
+            [list(array.shape[1:]), str(array.dtype)] for array in data if hasattr(array, "dtype")
+        ]
     options = {k: v for k, v in experiment.dataset_options.items() if k not in SIZES}
     return {
         "model": as_json(experiment.model),
@@ -74,11 +77,11 @@ def model_of(experiment: Modelled) -> dict[str, JSON]:
 
 
 class Spread(Checked):
-    """Seconds that something took in so many repeats: the median, and the middle nine tenths.
+    """Measured seconds of repeated work: the median, and the middle 90% of the values.
 
     Attributes:
-        median, low, high: s; low and high are the 5th and the 95th percentile.
-        count: repeats.
+        median, low, high: Seconds; low and high are the 5th and the 95th percentile.
+        count: Number of measured repeats.
     """
 
     median: Seconds
@@ -88,20 +91,21 @@ class Spread(Checked):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """Of measured seconds, one or more."""
+        """Return the spread of one or more measurements, s."""
         low, median, high = np.quantile(np.asarray(seconds, float), (0.05, 0.5, 0.95))
         return cls(median=float(median), low=float(low), high=float(high), count=len(seconds))
 
 
 class LayerCost(Checked):
-    """A layer of a model, in the order of its forward pass.
+    """The cost of a layer, or of a block of layers; the order is that of the forward pass.
 
     Attributes:
-        name: of the layer.
-        kind: its Keras class; of several in one block that of all that train, or "Functional".
-        weights: shapes of what it trains.
-        forward, backward: its share of the model's pass forward, and back.
-        out: bytes that it hands on for one row.
+        name: Name of the layer.
+        kind: Keras class of the layer; for a block, the common class of its trainable layers, or
+            "Functional".
+        weights: Shapes of the trainable weights.
+        forward, backward: Fractions of the time of the model's forward and backward pass.
+        out: Bytes of the layer's output for one sample.
     """
 
     name: str
@@ -113,13 +117,13 @@ class LayerCost(Checked):
 
 
 class StepCost(Checked):
-    """A step of one rank without any exchange, while others compute beside it.
+    """The cost of a rank's step without communication, while other ranks compute on the machine.
 
     Attributes:
-        rows: of the batch of this rank.
-        threads: of this rank.
-        together: ranks that compute on this machine at once, this one among them.
-        forward, backward, update, other: s; other is what Keras and Python add to these.
+        rows: Number of samples in this rank's batch.
+        threads: Number of threads of this rank.
+        together: Number of ranks that compute on this machine at the same time, including this one.
+        forward, backward, update, other: Seconds; other is the overhead of Keras and Python.
     """
 
     rows: int = Field(gt=0)
@@ -132,22 +136,22 @@ class StepCost(Checked):
 
     @property
     def seconds(self) -> float:
-        """All of it, medians, s."""
+        """The sum of the medians of all four parts, s."""
         return sum(
             spread.median for spread in (self.forward, self.backward, self.update, self.other)
         )
 
 
 class ModelCost(Checked):
-    """What a model takes on this machine.
+    """The cost of a model on this machine.
 
     Attributes:
-        model: which one, see `model_of`.
-        layers: that train or hand something on.
-        steps: as measured; forecasts interpolate between their rows.
-        read: s to read a batch, by its rows; no step waits for that.
-        memory: bytes of a step beside weights, gradients and optimizer, for one row.
-        slots: values that the optimizer keeps for each weight.
+        model: Description of the model, see `model_of`.
+        layers: Costs of the model's layers, in the order of the forward pass.
+        steps: Measured steps; forecasts interpolate between their batch sizes.
+        read: Seconds to read a batch, by number of samples; not included in `steps`.
+        memory: Bytes that a step needs per sample, besides weights, gradients and optimizer.
+        slots: Number of values that the optimizer keeps per weight.
     """
 
     model: dict[str, Any]
@@ -159,18 +163,18 @@ class ModelCost(Checked):
 
     @property
     def parameters(self) -> int:
-        """Weights that train."""
+        """The number of trainable weights."""
         return sum(math.prod(shape) for layer in self.layers for shape in layer.weights)
 
 
 class CodecCost(Checked):
-    """What a compressor takes for a gradient, while all ranks of the calibration encode.
+    """The cost of a compressor for a gradient, while all ranks of the calibration encode.
 
     Attributes:
-        compressor: as `Compressor.to_json` says it.
-        nbytes: of the gradient, as float32.
-        encode, decode: s; of what encodes in several calls, all of them.
-        payload: bytes.
+        compressor: Compressor as JSON, see `Compressor.to_json`.
+        nbytes: Bytes of the uncompressed gradient in float32.
+        encode, decode: Seconds; if encoding takes several calls, the sum of all calls.
+        payload: Bytes of the compressed payload.
     """
 
     compressor: dict[str, Any]
@@ -181,15 +185,15 @@ class CodecCost(Checked):
 
 
 class CollectiveCost(Checked):
-    """An allreduce that was measured.
+    """The measured cost of an allreduce.
 
     Attributes:
         level: "memory", "host" (MPI within one host) or "link" (between hosts, or emulated).
-        algorithm: its name.
-        network: that was emulated; None: the machine's own.
-        workers: ranks.
-        nbytes: of the buffer.
-        seconds: of the slowest rank.
+        algorithm: Name of the algorithm.
+        network: Name of the emulated network; None: the machine's own network.
+        workers: Number of ranks.
+        nbytes: Bytes of the buffer that is summed.
+        seconds: Seconds of the slowest rank.
     """
 
     level: Literal["memory", "host", "link"]
@@ -201,18 +205,19 @@ class CollectiveCost(Checked):
 
 
 class Overhead(Checked):
-    """What labkit itself takes, once, beside computing and carrying bytes.
+    """An overhead of labkit, besides computation and transfer.
 
-    meeting: a barrier. bucket: a bucket handed to the exchange and back, packed, without its
-    allreduce. overlap: the same of a further bucket while backpropagation goes on. message: one
-    of programs, from its post until it is read. emulated: what a round on an emulated network
-    takes longer than that network. replicas: what a step of replicas that exchange takes besides.
+    "meeting" is a barrier. "bucket" is packing a gradient bucket and handing it over, without its
+    allreduce. "overlap" is the same work for each further bucket during backpropagation. "message"
+    is a message between two programs, from its send until it is read. "emulated" is the additional
+    time of a communication round on an emulated network. "replicas" is further work in a step of
+    replicas that exchange gradients.
 
     Attributes:
-        what: its name.
-        workers: ranks that took part.
-        nbytes: of the bucket or message.
-        seconds: once.
+        what: Name of the overhead.
+        workers: Number of participating ranks.
+        nbytes: Bytes of the bucket or message.
+        seconds: Seconds per occurrence.
     """
 
     what: str
@@ -222,16 +227,16 @@ class Overhead(Checked):
 
 
 class WayCost(Checked):
-    """Whole steps of a way to train, as runs took them that were begun anew each time.
+    """Measured whole training steps of a strategy, from separate runs.
 
     Attributes:
-        model: which one, see `model_of`.
-        strategy: as its `to_json` says it.
-        workers: ranks that train.
-        threads: of each.
-        batch: rows of all of them.
-        network: that was emulated; None: one rank alone.
-        runs: s of the typical step of each run.
+        model: Description of the model, see `model_of`.
+        strategy: Strategy as JSON, see its `to_json`.
+        workers: Number of ranks that train.
+        threads: Threads per rank.
+        batch: Number of samples in the global batch.
+        network: Emulated network; None: a single rank.
+        runs: For each run, the seconds of its typical step.
     """
 
     model: dict[str, Any]
@@ -244,29 +249,30 @@ class WayCost(Checked):
 
     @property
     def seconds(self) -> Spread:
-        """Of the typical step, over the runs."""
+        """The spread of the typical step's seconds over the runs."""
         return Spread.of(self.runs)
 
 
-class Source(NamedTuple):
-    """Where a figure of a forecast is from: what it is, and how it is known."""
+class Provenance(NamedTuple):
+    """The origin of a figure in a forecast: the figure's name, and how its value was obtained."""
 
     what: str
     how: str
 
 
 class Outdated(LabkitError):
-    """A calibration that another labkit has written."""
+    """The error for a calibration of another labkit version."""
 
 
 class Calibration(Checked):
-    """All that was measured on a machine, kept in a file, with the machine and its versions.
+    """All measured costs of a machine, stored in a file with its hardware and software versions.
 
     Attributes:
-        made: when, ISO 8601, UTC.
-        machine: hardware and versions, see `labkit.forecast.calibration_store.this_machine`.
-        models, codecs, collectives, overheads: parts of steps that were measured.
-        ways: whole steps likewise.
+        made: Time of the measurement, ISO 8601, UTC.
+        machine: Hardware and software versions, see
+            `labkit.forecast.calibration_store.this_machine`.
+        models, codecs, collectives, overheads: Measured costs of the parts of steps.
+        ways: Measured costs of whole steps.
     """
 
     schema_version: int = SCHEMA
@@ -280,28 +286,30 @@ class Calibration(Checked):
 
     @cached_property
     def hash8(self) -> str:
-        """Eight hexadecimal digits that name the content."""
+        """The hash of the calibration, eight hexadecimal digits."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the calibration to a file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(self.model_dump_json(indent=1))
-        beside.replace(path)
+        partial_file = path.with_name(f".{path.name}.part")
+        partial_file.write_text(self.model_dump_json(indent=1))
+        partial_file.replace(path)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read it.
+        """Read a calibration file.
 
         Raises:
-            InvalidInput: there is no such file, or it is none of these.
-            Outdated: it is of another labkit.
+            InvalidInput: The file is missing, or is not a calibration.
+            Outdated: Another labkit version wrote the file, in another format.
         """
         path = Path(path)
         if not path.is_file():
-            raise InvalidInput(f"{path.name!r} is no file; make one by `labkit calibrate -o FILE`")
+            raise InvalidInput(
+                f"{path.name!r} is not a file; make one by `labkit calibrate -o FILE`"
+            )
         try:
             if (size := path.stat().st_size) > LONGEST:
                 raise NotPlain(f"has {size:,} bytes; a calibration has at most {LONGEST:,}")
@@ -314,7 +322,8 @@ class Calibration(Checked):
             raise InvalidInput(f"{path.name!r} holds no calibration: it has no schema_version")
         if fields["schema_version"] != SCHEMA:
             raise Outdated(
-                f"{path.name!r} is a calibration of another labkit; make it anew by "
+                f"{path.name!r} is a calibration of another labkit version; measure again by "
                 "`labkit calibrate`"
             )
-        return cls(**{str(name): value for name, value in fields.items()})
+        # Calibrations that contain former class names have the same schema.
+        return cls(**rename_classes({str(name): value for name, value in fields.items()}))

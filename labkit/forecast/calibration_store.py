@@ -1,4 +1,4 @@
-"""The calibration that a machine keeps: where it lies, and whether it still holds."""
+"""The stored calibration of a machine: its location, and whether it is still valid."""
 
 from __future__ import annotations
 
@@ -14,47 +14,48 @@ from labkit.common.paths import cache_folder
 from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost, Outdated
 
 T = TypeVar("T")
-ANEW = "measure anew by `labkit calibrate`"
+ANEW = "measure again by `labkit calibrate`"
 
 
 @cache
 def this_machine() -> dict[str, JSON]:
-    """Hardware and versions that decide what training takes, as a calibration keeps them.
+    """Return hardware and software versions that determine training times, for a calibration.
 
-    Asked once: they stay while this process runs.
+    The result is cached, because hardware and versions stay constant while the process runs.
     """
     return machine() | installed()
 
 
 def place() -> Path:
-    """The file of this machine's own calibration; machines that share a folder have one each."""
-    own = machine()
-    named = digest([SCHEMA, *(own[each] for each in HARDWARE)])[:8]
-    return cache_folder("calibrations") / f"{named}.json"
+    """Return the path of this machine's calibration file; its name depends on the hardware."""
+    facts = machine()
+    name = digest([SCHEMA, *(facts[field] for field in HARDWARE)])[:8]
+    return cache_folder("calibrations") / f"{name}.json"
 
 
-def here() -> Calibration:
-    """This machine's own calibration.
+def local_calibration() -> Calibration:
+    """Return the calibration of this machine.
 
     Raises:
-        InvalidInput: there is none yet.
-        LabkitError: it is stale: the machine or a version has changed since.
+        InvalidInput: No calibration exists yet.
+        LabkitError: The calibration is stale: the hardware or a software version has changed.
     """
     if not place().is_file():
         raise InvalidInput(
-            "nothing has been measured on this machine; run `labkit calibrate MODEL`, or read what "
-            "another machine has written by `labkit calibrate -o FILE`"
+            "nothing was measured on this machine; run `labkit calibrate MODEL`, or read a file "
+            "that another machine has written by `labkit calibrate -o FILE`"
         )
-    found = Calibration.load(place())
-    if changed := differences(found):
+    calibration = Calibration.load(place())
+    if changed := differences(calibration):
         raise LabkitError(f"this machine's calibration is stale: {'; '.join(changed)}; {ANEW}")
-    return found
+    return calibration
 
 
 def earlier(path: Path) -> Calibration | None:
-    """What a file has already; None: there is none, or another labkit has written it.
+    """Return the calibration in a file; None if the file is missing or from another labkit version.
 
-    Raises: InvalidInput, where it is no calibration.
+    Raises:
+        InvalidInput: The file is not a calibration.
     """
     try:
         return Calibration.load(path) if path.is_file() else None
@@ -63,23 +64,24 @@ def earlier(path: Path) -> Calibration | None:
 
 
 def differences(calibration: Calibration) -> list[str]:
-    """What of the machine or its versions was otherwise when it was made: name, then, now."""
-    told = calibration.machine
+    """Return texts about changes of hardware and software versions since a calibration."""
+    recorded = calibration.machine
     return [
-        f"{name} was {told.get(name)}, is {now}"
+        f"{name} was {recorded.get(name)}, is {now}"
         for name, now in this_machine().items()
-        if told.get(name) != now
+        if recorded.get(name) != now
     ]
 
 
 def merged(old: Calibration, new: Calibration) -> Calibration:
-    """Both, on one machine with the same versions; what was measured twice is that of the new one.
+    """Merge two calibrations of the same machine and software; new values replace old values.
 
-    Raises: InvalidInput, where they are of two machines or versions.
+    Raises:
+        InvalidInput: The machines or their software versions differ.
     """
     if old.machine != new.machine:
-        raise InvalidInput(f"two calibrations of other machines or versions do not add up; {ANEW}")
-    models = _last([*old.models, *new.models], lambda each: digest(each.model), _with_steps)
+        raise InvalidInput(f"calibrations of two machines or versions cannot be merged; {ANEW}")
+    models = _last([*old.models, *new.models], lambda cost: digest(cost.model), _with_steps)
     return Calibration(
         made=new.made,
         machine=new.machine,
@@ -97,19 +99,19 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """The new one, with steps and batches of the old that were not measured anew."""
+    """Return the new cost of a model, with the old steps and reads that were not measured again."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
     return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 
 
 def _last(
-    every: Iterable[T],
+    elements: Iterable[T],
     key: Callable[[T], Hashable],
     join: Callable[[T, T], T] = lambda old, new: new,
 ) -> tuple[T, ...]:
-    """Of those with one key the last, joined with those before it."""
-    found: dict[Hashable, T] = {}
-    for each in every:
-        name = key(each)
-        found[name] = join(found[name], each) if name in found else each
-    return tuple(found.values())
+    """Return the last element of each key; `join` combines it with earlier elements of the key."""
+    last_by_key: dict[Hashable, T] = {}
+    for element in elements:
+        name = key(element)
+        last_by_key[name] = join(last_by_key[name], element) if name in last_by_key else element
+    return tuple(last_by_key.values())

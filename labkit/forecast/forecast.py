@@ -1,4 +1,4 @@
-"""A forecast: what an experiment would take, in seconds, bytes, money and energy, and how sure."""
+"""The forecast of an experiment: step time with an interval, bytes, cost and energy."""
 
 from __future__ import annotations
 
@@ -9,65 +9,72 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, folded, line, pairs, table
+from labkit.common.renamed import refuse_former_attributes
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
 from labkit.common.validated import Checked
-from labkit.forecast.calibration import Calibration, Source
-from labkit.forecast.input_stall import fed
+from labkit.forecast.calibration import Calibration, Provenance
+from labkit.forecast.input_stall import add_input_stall
 from labkit.forecast.provenance import origin
 from labkit.forecast.query import PARTS, Query, StepForecast
-from labkit.forecast.residual_correction import alone, as_whole
+from labkit.forecast.residual_correction import add_residual, single_rank_seconds
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # links that are shown unfolded
+SHOWN = 12  # maximum number of links in a table that is shown unfolded
 
 
 class Prices(Checked):
-    """What is paid, and how far the training goes: as given, nothing is assumed.
+    """Prices and the length of the training; there are no default prices.
 
     Attributes:
-        node_hour: price of a node for an hour.
-        gigabyte: price of 10⁹ bytes that leave a rank.
-        watts: of a node.
-        ranks_a_node: how many ranks have a node together.
-        target_steps: steps to the target; None: those of the experiment's epochs.
+        price_per_node_hour: Price of a node per hour.
+        price_per_gb: Price per 10⁹ bytes that leave a rank.
+        node_watts: Power of a node, W.
+        ranks_per_node: Number of ranks per node.
+        target_steps: Number of steps of the training; None: all steps of the experiment's epochs.
     """
 
-    node_hour: Price | None = None
-    gigabyte: Price | None = None
-    watts: Price | None = None
-    ranks_a_node: PositiveInt | None = None
+    price_per_node_hour: Price | None = None
+    price_per_gb: Price | None = None
+    node_watts: Price | None = None
+    ranks_per_node: PositiveInt | None = None
     target_steps: PositiveInt | None = None
 
     def nodes(self, ranks: int) -> int:
-        """How many there are. Raises: InvalidInput, where nobody has said how many ranks share."""
-        if self.ranks_a_node is None:
+        """Return the number of nodes for some ranks.
+
+        Raises:
+            InvalidInput: The number of ranks per node is unknown.
+        """
+        if self.ranks_per_node is None:
             raise InvalidInput(
-                "node_hour and watts are of a node; say how many ranks one has: ranks_a_node=…"
+                "price_per_node_hour and node_watts refer to a node; give the ranks per node: "
+                "ranks_per_node=…"
             )
-        return -(-ranks // self.ranks_a_node)
+        return -(-ranks // self.ranks_per_node)
 
 
+@refuse_former_attributes
 @dataclass(frozen=True)
 class Forecast:
-    """What a step of an experiment takes, and the training of which it is one.
+    """The forecast of one training step of an experiment, and of the whole training.
 
     Attributes:
-        label: of the experiment.
-        where: network and machine, in words.
-        workers: ranks that train.
-        ranks: these, and those beside them, such as servers on places of their own.
-        rows: of a global batch.
-        taken: what its strategy says of a step, with parts, bytes and memory.
-        alone: s of one rank's own step on the whole batch, nobody beside it.
-        own: s of one rank's own step on its part of the batch, nobody beside it.
-        prices: as given.
-        steps: to the target; None: nobody knows.
-        calibration: eight hexadecimal digits of what was measured.
-        origin: where and when that was.
+        label: Label of the experiment.
+        where: Network and machine, in words.
+        workers: Number of ranks that train.
+        ranks: Number of all ranks, including, for example, ranks that hold only servers.
+        rows: Number of samples in a global batch.
+        step: Step forecast of the strategy, with parts, bytes and memory.
+        alone: Seconds of a step in which a single rank trains on the whole global batch.
+        own: Seconds of a step in which a single rank trains on one worker's part of the batch.
+        prices: Prices, as passed.
+        steps: Number of steps of the training; None: unknown.
+        calibration: Hash of the calibration, eight hexadecimal digits.
+        origin: Machine and date of the calibration.
     """
 
     label: str
@@ -75,7 +82,7 @@ class Forecast:
     workers: int
     ranks: int
     rows: int
-    taken: StepForecast
+    step: StepForecast
     alone: float
     own: float
     prices: Prices
@@ -85,65 +92,68 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of a step, the median."""
-        return self.taken.seconds
+        """The median duration of a step, s."""
+        return self.step.seconds
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which the typical step of a run is, nine times in ten."""
-        low, high = self.taken.spread
+        """The 90% interval of the typical step of a run, s: it holds for nine of ten runs."""
+        low, high = self.step.spread
         return self.seconds * low, self.seconds * high
 
     @property
-    def strong(self) -> float:
-        r"""Efficiency \(T_1(B) / (n T_n(B))\): the global batch stays, ranks divide it."""
+    def strong_efficiency(self) -> float:
+        r"""Strong scaling efficiency \(T_1(B) / (n T_n(B))\): n ranks divide a constant batch B."""
         return self.alone / (self.workers * self.seconds) if self.seconds else 1.0
 
     @property
-    def weak(self) -> float:
-        r"""Efficiency \(T_1(b) / T_n(n b)\): each rank's part stays, the batch grows."""
+    def weak_efficiency(self) -> float:
+        r"""Weak scaling efficiency \(T_1(b) / T_n(n b)\): each of n ranks has a constant part b."""
         return self.own / self.seconds if self.seconds else 1.0
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks together."""
+        """The samples per second that all ranks together train on."""
         return self.rows / self.seconds if self.seconds else float("inf")
 
     @property
-    def training(self) -> float | None:
-        """Seconds to the target, of steps alone: neither start nor validation."""
+    def training_seconds(self) -> float | None:
+        """The seconds of all training steps, without start and validation; None: unknown."""
         return None if self.steps is None else self.steps * self.seconds
 
     @property
-    def money(self) -> float | None:
-        """Of nodes and bytes, to the target, in the currency of the prices; None: none is given."""
+    def cost(self) -> float | None:
+        """The training's cost of nodes and bytes, in the prices' currency; None: no price."""
         prices = self.prices
-        if self.training is None or (prices.node_hour, prices.gigabyte) == (None, None):
+        if self.training_seconds is None or (prices.price_per_node_hour, prices.price_per_gb) == (
+            None,
+            None,
+        ):
             return None
-        nodes = prices.nodes(self.ranks) if prices.node_hour is not None else 0
-        hours = nodes * self.training / 3600 * (prices.node_hour or 0.0)
-        return hours + (self.steps or 0) * self.sent / 1e9 * (prices.gigabyte or 0.0)
+        nodes = prices.nodes(self.ranks) if prices.price_per_node_hour is not None else 0
+        hours = nodes * self.training_seconds / 3600 * (prices.price_per_node_hour or 0.0)
+        return hours + (self.steps or 0) * self.sent / 1e9 * (prices.price_per_gb or 0.0)
 
     @property
     def energy(self) -> float | None:
-        """Of the nodes, to the target, J; None: no watts are given."""
-        if self.training is None or self.prices.watts is None:
+        """The energy that the nodes use for the training, J; None: no power is given."""
+        if self.training_seconds is None or self.prices.node_watts is None:
             return None
-        return self.prices.watts * self.prices.nodes(self.ranks) * self.training
+        return self.prices.node_watts * self.prices.nodes(self.ranks) * self.training_seconds
 
     @property
     def sent(self) -> float:
-        """Bytes that all ranks send in a step."""
-        return self.taken.more["sent"]
+        """The total bytes that all ranks send in a step."""
+        return self.step.more["sent"]
 
     @property
-    def sources(self) -> tuple[Source, ...]:
-        """Which figure is from where."""
-        return (Source(f"calibration {self.calibration}", self.origin), *self.taken.sources)
+    def sources(self) -> tuple[Provenance, ...]:
+        """The origin of each figure."""
+        return (Provenance(f"calibration {self.calibration}", self.origin), *self.step.sources)
 
     def to_json(self) -> dict[str, JSON]:
-        """All of it."""
-        taken = self.taken
+        """Return all figures as JSON."""
+        step = self.step
         return {
             "label": self.label,
             "where": self.where,
@@ -153,17 +163,17 @@ class Forecast:
             "step_s": self.seconds,
             "low_s": self.interval[0],
             "high_s": self.interval[1],
-            "parts_s": dict(taken.parts),
-            "link_bytes": dict(taken.nbytes),
+            "parts_s": dict(step.parts),
+            "link_bytes": dict(step.nbytes),
             "sent_bytes": self.sent,
-            "memory_bytes": dict(taken.memory),
-            "more": dict(taken.more),
-            "strong": self.strong,
-            "weak": self.weak,
+            "memory_bytes": dict(step.memory),
+            "more": dict(step.more),
+            "strong": self.strong_efficiency,
+            "weak": self.weak_efficiency,
             "samples_per_s": self.samples_per_s,
             "steps": self.steps,
-            "training_s": self.training,
-            "money": self.money,
+            "training_s": self.training_seconds,
+            "money": self.cost,
             "energy_j": self.energy,
             "prices": self.prices.model_dump(mode="json"),
             "calibration": self.calibration,
@@ -171,39 +181,39 @@ class Forecast:
         }
 
     def __str__(self) -> str:
-        told = [f"{name}: {value}" for name, value in self._told().items()]
-        return "\n".join([f"{self.label} on {self.where}", *told])
+        lines = [f"{name}: {value}" for name, value in self._shown_figures().items()]
+        return "\n".join([f"{self.label} on {self.where}", *lines])
 
     def _repr_html_(self) -> str:
-        parts = [pairs(self._told())]
-        if self.taken.nbytes:
-            rows = [[name, bytes_text(n)] for name, n in self.taken.nbytes.items()]
-            shown = table(rows, ["link", "bytes a step"])
+        parts = [pairs(self._shown_figures())]
+        if self.step.nbytes:
+            rows = [[name, bytes_text(n)] for name, n in self.step.nbytes.items()]
+            shown = table(rows, ["link", "bytes per step"])
             parts.append(shown if len(rows) <= SHOWN else folded(f"{len(rows)} links", shown))
-        parts.append(folded("where the figures are from", pairs(dict(self.sources))))
+        parts.append(folded("origin of the figures", pairs(dict(self.sources))))
         return card(f"Forecast of {self.label}", line(self.where), *parts)
 
-    def _told(self) -> dict[str, str]:
-        """What is shown of it, in words."""
+    def _shown_figures(self) -> dict[str, str]:
+        """Return the figures that are displayed, as texts by name."""
         low, high = map(seconds_text, self.interval)
-        parts = {name: self.taken.parts.get(name, 0.0) for name in PARTS}
-        told = {
-            "step": f"{seconds_text(self.seconds)} (nine in ten: {low} to {high})",
+        parts = {name: self.step.parts.get(name, 0.0) for name in PARTS}
+        figures = {
+            "step": f"{seconds_text(self.seconds)} (90% interval: {low} to {high})",
             "parts": ", ".join(f"{name} {seconds_text(s)}" for name, s in parts.items() if s),
             "samples/s": number_text(self.samples_per_s),
-            "efficiency": f"{self.strong:.1%} strong, {self.weak:.1%} weak",
-            "bytes sent in a step": bytes_text(self.sent),
-            "memory of a rank": ", ".join(
-                f"{name} {bytes_text(n)}" for name, n in self.taken.memory.items()
+            "efficiency": f"{self.strong_efficiency:.1%} strong, {self.weak_efficiency:.1%} weak",
+            "bytes sent per step": bytes_text(self.sent),
+            "memory per rank": ", ".join(
+                f"{name} {bytes_text(n)}" for name, n in self.step.memory.items()
             ),
         }
-        if self.training is not None:
-            told["training"] = f"{self.steps:,} steps, {duration_text(self.training)}"
-        if self.money is not None:
-            told["price"] = number_text(self.money)
+        if self.training_seconds is not None:
+            figures["training"] = f"{self.steps:,} steps, {duration_text(self.training_seconds)}"
+        if self.cost is not None:
+            figures["price"] = number_text(self.cost)
         if self.energy is not None:
-            told["energy"] = f"{number_text(self.energy / 3.6e6)} kWh"
-        return told
+            figures["energy"] = f"{number_text(self.energy / 3.6e6)} kWh"
+        return figures
 
 
 def forecast(
@@ -213,37 +223,37 @@ def forecast(
     emulated: bool = False,
     prices: Prices | None = None,
 ) -> Forecast:
-    """What an experiment takes, as its strategy says.
+    """Return the forecast of an experiment, based on its strategy's step forecast.
 
     Args:
-        experiment: an `Experiment`.
-        calibration: what was measured.
-        network: on which its ranks are, real or emulated; None: all on one machine.
-        emulated: see `Query`.
-        prices: and the target.
+        experiment: An `Experiment`.
+        calibration: Measured costs.
+        network: Network of the ranks, real or emulated; None: all ranks on one machine.
+        emulated: Whether the network is emulated on one machine, see `Query`.
+        prices: Prices and number of training steps; None: no prices.
 
     Raises:
-        InvalidInput: its strategy has no forecast, or something was not measured.
+        InvalidInput: The strategy has no forecast, or a cost was not measured.
     """
     prices = prices or Prices()
     emulated = emulated and network is not None and experiment.clock == "wall"
-    asked = Query(experiment, calibration, network, emulated)
+    query = Query(experiment, calibration, network, emulated)
     steps = prices.target_steps
     if steps is None and experiment.epoch_steps is not None:
         steps = experiment.epochs * experiment.epoch_steps
-    taken = as_whole(asked, fed(asked, experiment.strategy.forecast(asked)))
+    step = add_residual(query, add_input_stall(query, experiment.strategy.forecast(query)))
     machine = calibration.machine.get("cpu", "the machine of the calibration")
-    how = "one machine" if network is None else f"{'emulated ' * emulated}{network}"
+    network_name = "one machine" if network is None else f"{'emulated ' * emulated}{network}"
     rows = experiment.batch_size
     return Forecast(
         label=experiment.label,
-        where=f"{how}, ranks like {machine}",
-        workers=asked.workers,
-        ranks=asked.workers + experiment.strategy.extra_ranks(asked.workers),
+        where=f"{network_name}, ranks like {machine}",
+        workers=query.workers,
+        ranks=query.workers + experiment.strategy.extra_ranks(query.workers),
         rows=rows,
-        taken=taken,
-        alone=alone(asked, rows),
-        own=alone(asked, rows / asked.workers),
+        step=step,
+        alone=single_rank_seconds(query, rows),
+        own=single_rank_seconds(query, rows / query.workers),
         prices=prices,
         steps=steps,
         calibration=calibration.hash8,

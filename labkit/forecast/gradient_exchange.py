@@ -1,7 +1,7 @@
-"""A step of replicas that exchange gradients: computing, and buckets on a line beside or behind it.
+"""The step of replicas that exchange gradient buckets, during or after the computation.
 
-Buckets are those of `labkit.exchange`, served in its order; what one of them takes is said by
-`Sums` and by the codec that was measured.
+Size and order of the buckets are as in `labkit.exchange`. `AllReduceCosts` and the measured codecs
+give the cost of each bucket.
 """
 
 from __future__ import annotations
@@ -19,118 +19,134 @@ from labkit.common.units import plural
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES
 from labkit.exchange.bucket import Bucket
-from labkit.exchange.gradient import Gradient
-from labkit.exchange.layout import in_buckets
-from labkit.forecast.allreduce_cost import Sums
-from labkit.forecast.bucket_cost import Served, exchange
-from labkit.forecast.bucket_queue import Line
-from labkit.forecast.calibration import Source, Spread, StepCost
-from labkit.forecast.order_statistics import alike, last_of, of_run, slowest
-from labkit.forecast.query import COMPUTED, Query, StepForecast, trust
-from labkit.forecast.time_distributions import beyond, both, nine_tenths, times, widen
+from labkit.exchange.bucket_layout import in_buckets
+from labkit.exchange.gradient import GradientSpec
+from labkit.forecast.allreduce_cost import AllReduceCosts
+from labkit.forecast.bucket_cost import BucketCost, bucket_cost
+from labkit.forecast.bucket_queue import BucketQueue
+from labkit.forecast.calibration import Provenance, Spread, StepCost
+from labkit.forecast.order_statistics import expected_maximum, group_ranks, run_deviation, slowest
+from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
+from labkit.forecast.time_distributions import (
+    add_spreads,
+    percentile_range,
+    range_note,
+    scale_spread,
+    widen,
+)
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The step of `AllReduce`.
+    """The step of the strategy `AllReduce`.
 
     Args:
-        asked: the experiment, and what was measured.
-        algorithm, schedule, bucket_bytes, compressor: as of `labkit.exchange.Exchange`.
+        query: Query with the experiment and the calibration.
+        algorithm, schedule, bucket_bytes, compressor: Arguments of `labkit.exchange.Exchange`.
     """
 
-    asked: Query
+    query: Query
     algorithm: str
     schedule: str
     bucket_bytes: int
     compressor: Compressor | None = None
 
-    def taken(self) -> StepForecast:
-        """What it takes.
+    def step_forecast(self) -> StepForecast:
+        """Return the forecast of the step.
 
-        Raises: InvalidInput, for what was not measured.
+        Raises:
+            InvalidInput: A cost was not measured.
         """
-        own, ranks = self.own, alike(self.asked, self.asked.rows)
-        computing = slowest(ranks)
-        last = last_of(ranks, computing)
-        line = sum(each.seconds for each in self.served)
-        late = last / own.seconds if own.seconds else 1.0
-        exposed = line
-        if not self._after:
-            exposed = self._line(late).exposed(SCHEDULES[self.schedule], self.asked.workers)
-        share = exposed / line if line else 0.0
-        parts = {name: getattr(own, name).median for name in COMPUTED}
-        parts["wait"] = last - own.seconds
+        step, groups = self.largest_step, group_ranks(self.query, self.query.rows)
+        computing = slowest(groups)
+        slowest_seconds = expected_maximum(groups, computing)
+        queue_seconds = sum(spreads_of_part.seconds for spreads_of_part in self.served)
+        slowdown = slowest_seconds / step.seconds if step.seconds else 1.0
+        exposed = queue_seconds
+        if not self._follows_computation:
+            exposed = self._line(slowdown).exposed(SCHEDULES[self.schedule], self.query.workers)
+        share = exposed / queue_seconds if queue_seconds else 0.0
+        parts = {name: getattr(step, name).median for name in COMPUTED}
+        parts["wait"] = slowest_seconds - step.seconds
         spreads = []
         for name in ("pack", "codec", "wire"):
-            each = [times(getattr(served, name), share) for served in self.served]
-            parts[name] = sum(one.median for one in each)
-            spreads += each
-        computed = reduce(both, (getattr(own, name) for name in COMPUTED))
-        chance = of_run(computing) if any(rank.laws for rank in ranks) else 0.0
-        # What is wrong with a network's time is so for all buckets together.
-        wrong = parts["wire"] * (self.asked.error or 0.0)
-        whole = widen(reduce(both, spreads, times(computed, late)), float(np.hypot(chance, wrong)))
-        low, high = (tenth + exposed for tenth in nine_tenths(computing))
+            spreads_of_part = [scale_spread(getattr(served, name), share) for served in self.served]
+            parts[name] = sum(spread.median for spread in spreads_of_part)
+            spreads += spreads_of_part
+        computed = reduce(add_spreads, (getattr(step, name) for name in COMPUTED))
+        deviation = run_deviation(computing) if any(rank.laws for rank in groups) else 0.0
+        # An error of the network's time affects all buckets equally, so it does not average out.
+        network_error = parts["wire"] * (self.query.error or 0.0)
+        total = widen(
+            reduce(add_spreads, spreads, scale_spread(computed, slowdown)),
+            float(np.hypot(deviation, network_error)),
+        )
+        low, high = (tenth + exposed for tenth in percentile_range(computing))
         return StepForecast(
             parts=parts,
-            rows=max(self.asked.rows),
-            spread=(whole.low / whole.median, whole.high / whole.median)
-            if whole.median
+            rows=max(self.query.rows),
+            spread=(total.low / total.median, total.high / total.median)
+            if total.median
             else (1.0, 1.0),
             nbytes=self._links(),
-            memory=self.asked.memory(max(self.asked.rows))
+            memory=self.query.memory(max(self.query.rows))
             | {"buffers": float(sum(bucket.nbytes for bucket in self.buckets))},
             sources=tuple(self._sources()),
             more={
-                "sent": sum(one.sent for each in self.served for one in each.carried),
+                "sent": sum(
+                    spread.sent
+                    for spreads_of_part in self.served
+                    for spread in spreads_of_part.carried
+                ),
                 "buckets": len(self.buckets),
-                "hidden": max(0.0, line - exposed),
+                "hidden": max(0.0, queue_seconds - exposed),
                 "step_low": float(low),
                 "step_high": float(high),
             },
         )
 
     @cached_property
-    def own(self) -> StepCost:
-        """A step of the rank that has most rows, as if there were no others to wait for."""
-        return self.asked.computed(max(self.asked.rows))
+    def largest_step(self) -> StepCost:
+        """The step of the rank with the largest batch, without waits for other ranks."""
+        return self.query.compute_step(max(self.query.rows))
 
     @property
-    def _after(self) -> bool:
-        """Whether the step stands still for all buckets; an overlap where no core is free."""
-        found = SCHEDULES[self.schedule]
-        return found.after or (self.asked.fills_host and not found.into_next)
+    def _follows_computation(self) -> bool:
+        """Whether the exchange starts after the computation, for example without a free core."""
+        schedule = SCHEDULES[self.schedule]
+        return schedule.after or (self.query.fills_host and not schedule.into_next)
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """As the exchange lays them out; none where there is nothing to exchange."""
-        if self.asked.workers == 1 and self.compressor is None:
+        """The buckets in the layout of the exchange; empty if there is nothing to exchange."""
+        if self.query.workers == 1 and self.compressor is None:
             return []
-        found = SCHEDULES[self.schedule]
-        dtype = self.asked.dtype
-        shapes = [shape for layer in self.asked.model.layers for shape in layer.weights]
+        schedule = SCHEDULES[self.schedule]
+        weight_dtype = self.query.dtype
+        shapes = [shape for layer in self.query.model.layers for shape in layer.weights]
         if not shapes:
             raise InvalidInput(
-                "the layers of this model were not measured, so that nobody knows its gradients; "
+                "the layers of this model were not measured, so its gradients are unknown; "
                 "measure it by `labkit calibrate`"
             )
-        signature = [Gradient(f"{n}", shape, dtype.name) for n, shape in enumerate(shapes)]
+        signature = [
+            GradientSpec(f"{n}", shape, weight_dtype.name) for n, shape in enumerate(shapes)
+        ]
         by_layer = self.compressor is not None and self.compressor.by_layer
-        together = found.after or (self._after and self.compressor is None)
+        single_bucket = schedule.after or (self._follows_computation and self.compressor is None)
         return in_buckets(
             signature,
-            [dtype] * len(shapes),
-            None if together else self.bucket_bytes,
-            cut=not (together or by_layer),
-            groups=self._layer_of if found.into_next and self.asked.workers > 1 else None,
+            [weight_dtype] * len(shapes),
+            None if single_bucket else self.bucket_bytes,
+            cut=not (single_bucket or by_layer),
+            groups=self._layer_of if schedule.into_next and self.query.workers > 1 else None,
         )
 
     @cached_property
-    def sums(self) -> Sums:
-        """What carries them."""
-        return Sums(
-            self.asked,
+    def sums(self) -> AllReduceCosts:
+        """The costs of the allreduces of all buckets."""
+        return AllReduceCosts(
+            self.query,
             self.algorithm,
             float(max((bucket.nbytes for bucket in self.buckets), default=0)),
             dense=self.compressor is None,
@@ -138,79 +154,92 @@ class Exchanged:
         )
 
     @cached_property
-    def served(self) -> list[Served]:
-        """What each bucket takes."""
+    def served(self) -> list[BucketCost]:
+        """The cost of each bucket."""
         return [self._serve(number, bucket) for number, bucket in enumerate(self.buckets)]
 
     @cached_property
     def _layer_of(self) -> list[int]:
-        """The layer of each variable."""
-        layers = enumerate(self.asked.model.layers)
+        """The number of the layer to which each variable belongs."""
+        layers = enumerate(self.query.model.layers)
         return [number for number, layer in layers for _ in layer.weights]
 
-    def _serve(self, number: int, bucket: Bucket) -> Served:
-        asked = self.asked
-        shapes = [shape for layer in asked.model.layers for shape in layer.weights]
-        served = exchange(asked, self.sums, self.compressor, bucket, shapes)
-        if asked.virtual:
+    def _serve(self, number: int, bucket: Bucket) -> BucketCost:
+        query = self.query
+        shapes = [shape for layer in query.model.layers for shape in layer.weights]
+        served = bucket_cost(query, self.sums, self.compressor, bucket, shapes)
+        if query.virtual:
             return served
-        pack = asked.once("bucket", bucket.nbytes)
-        if number and not self._after and asked.knows("overlap"):
-            # That is all of a further bucket of the least size; a larger one takes more.
-            more = max(0.0, pack.median - asked.once("bucket").median)
-            pack = both(asked.once("overlap"), times(pack, more / pack.median if more else 0.0))
-        if asked.workers == 1:
+        pack = query.overhead_cost("bucket", bucket.nbytes)
+        if number and not self._follows_computation and query.has_overhead("overlap"):
+            # The overhead "overlap" was measured for a bucket of the smallest size, so the longer
+            # packing of a larger bucket is added.
+            excess = max(0.0, pack.median - query.overhead_cost("bucket").median)
+            pack = add_spreads(
+                query.overhead_cost("overlap"),
+                scale_spread(pack, excess / pack.median if excess else 0.0),
+            )
+        if query.workers == 1:
             return replace(served, pack=pack)
-        # Ranks agree on their weights, once a step or with each bucket; not in memory they share.
+        # A small allreduce adds up the ranks' samples, once per step, or per compressed bucket.
+        # Shared memory does not need it.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
-            pack = both(pack, self._meeting)
+            pack = add_spreads(pack, self._barrier)
         if number == 0:
-            pack = both(pack, asked.once("replicas"))
+            pack = add_spreads(pack, query.overhead_cost("replicas"))
         return replace(served, pack=pack)
 
     @property
-    def _meeting(self) -> Spread:
-        """A barrier: as here, and as many latencies as halves of the ranks need to hear of all."""
-        asked = self.asked
-        found = asked.once("meeting")
-        if asked.network is None or asked.emulated:
-            return found
-        seconds = math.ceil(math.log2(asked.workers)) * asked.network.latency
-        return both(found, Spread(median=seconds, low=seconds, high=seconds))
+    def _barrier(self) -> Spread:
+        """The cost of a barrier: as measured, plus log2(ranks) latencies of a real network."""
+        query = self.query
+        measured = query.overhead_cost("meeting")
+        if query.network is None or query.emulated:
+            return measured
+        seconds = math.ceil(math.log2(query.workers)) * query.network.latency
+        return add_spreads(measured, Spread(median=seconds, low=seconds, high=seconds))
 
-    def _line(self, late: float) -> Line:
-        """What serves the buckets, while computing takes so much longer."""
-        layers = self.asked.model.layers
-        return Line(
+    def _line(self, slowdown: float) -> BucketQueue:
+        """Return the queue of buckets if the computation is slower by a factor."""
+        layers = self.query.model.layers
+        return BucketQueue(
             self.buckets,
-            [each.seconds for each in self.served],
+            [cost.seconds for cost in self.served],
             self._layer_of,
-            late * self.own.forward.median * np.array([layer.forward for layer in layers]),
-            late * self.own.backward.median * np.array([layer.backward for layer in layers]),
+            slowdown
+            * self.largest_step.forward.median
+            * np.array([layer.forward for layer in layers]),
+            slowdown
+            * self.largest_step.backward.median
+            * np.array([layer.backward for layer in layers]),
         )
 
     def _links(self) -> dict[str, float]:
-        found: Counter[str] = Counter()
-        for each in self.served:
-            for one in each.carried:
-                found.update(one.links)
-        return dict(found)
+        links: Counter[str] = Counter()
+        for cost in self.served:
+            for estimate in cost.carried:
+                links.update(estimate.links)
+        return dict(links)
 
-    def _sources(self) -> Iterable[Source]:
-        own, largest = self.own, self.sums.largest
+    def _sources(self) -> Iterable[Provenance]:
+        own, largest = self.largest_step, self.sums.largest
         how = f"{plural(own.together, 'rank')} at once, {own.forward.count} repeats"
-        yield self.asked.computing(max(self.asked.rows), f"{how}, on a line between batches")
+        yield self.query.compute_source(
+            max(self.query.rows), f"{how}, interpolated between batches"
+        )
         yield self.sums.source
-        yield from trust(self.asked)
+        yield from network_error_sources(self.query)
         if self.compressor is not None:
-            said = self.compressor.to_json()
-            known = (e.nbytes for e in self.asked.calibration.codecs if e.compressor == said)
-            far = beyond(largest, known)
-            yield Source(f"{self.compressor!r}", f"measured, on a line between sizes{far}")
-        for what in (
+            compressor_json = self.compressor.to_json()
+            sizes = (
+                e.nbytes for e in self.query.calibration.codecs if e.compressor == compressor_json
+            )
+            note = range_note(largest, sizes)
+            yield Provenance(f"{self.compressor!r}", f"measured, interpolated between sizes{note}")
+        for name in (
             "bucket",
             "meeting",
             "replicas",
-            *([] if self._after else ["overlap"]),
+            *([] if self._follows_computation else ["overlap"]),
         ):
-            yield self.asked.overhead(what, largest if what == "bucket" else 0)
+            yield self.query.overhead_source(name, largest if name == "bucket" else 0)

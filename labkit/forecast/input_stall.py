@@ -1,48 +1,51 @@
-"""What a step waits for its data: what reading takes longer than the step before it hides.
+"""The wait of a step for its data: the reading time that the previous step does not hide.
 
-Data sets read ahead, so that a batch is read while ranks train on the one before. Steps are
-calibrated on batches that lie ready: nothing of this is in their own parts.
+Data sets prefetch: a batch is read while ranks train on the previous batch. Calibrated steps use
+batches in memory, so their measured parts contain no reading time.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.forecast.calibration import Source, Spread
+from labkit.forecast.calibration import Provenance, Spread
 from labkit.forecast.query import Query, StepForecast
-from labkit.forecast.time_distributions import NOTHING, beyond, by_bytes
+from labkit.forecast.time_distributions import NOTHING, interpolate, range_note
 
 
-def fed(asked: Query, taken: StepForecast) -> StepForecast:
-    """The same, where a step takes no less time than reading a batch: the rest is its `read`."""
-    if asked.virtual:
-        return taken
-    reading = read(asked, taken.rows)
-    late = max(0.0, reading.median - taken.seconds)
-    whole = taken.seconds + late
-    spread = zip(taken.spread, (reading.low, reading.high), strict=True)
-    low, high = (max(of * taken.seconds, each) / whole if whole else 1.0 for of, each in spread)
-    known = asked.model.read
-    far = beyond(taken.rows, known)
-    how = f"measured{far and far + ' rows'}; hidden by the step before, as far as that lasts"
+def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
+    """Add the part `read` to a forecast: a step takes at least as long as reading its batch."""
+    if query.virtual:
+        return forecast
+    reading = read(query, forecast.rows)
+    stall = max(0.0, reading.median - forecast.seconds)
+    total = forecast.seconds + stall
+    spread = zip(forecast.spread, (reading.low, reading.high), strict=True)
+    low, high = (
+        max(factor * forecast.seconds, reading_seconds) / total if total else 1.0
+        for factor, reading_seconds in spread
+    )
+    measured = query.model.read
+    note = range_note(forecast.rows, measured)
+    method = f"measured{note and note + ' rows'}; hidden by the previous step as far as possible"
     singles = {"step_low": reading.low, "step_high": reading.high}
-    source = Source("read", how if known else "not measured: counted as nothing")
+    source = Provenance("read", method if measured else "not measured: counted as 0 s")
     return replace(
-        taken,
-        parts={**taken.parts, "read": late},
+        forecast,
+        parts={**forecast.parts, "read": stall},
         spread=(low, high),
-        sources=(*taken.sources, source),
-        more={k: max(v, singles.get(k, v)) for k, v in taken.more.items()},
+        sources=(*forecast.sources, source),
+        more={k: max(v, singles.get(k, v)) for k, v in forecast.more.items()},
     )
 
 
-def of_one(asked: Query, rows: float) -> float:
-    """Seconds of one rank's own step on so many rows, nobody beside it, with what it waits for."""
-    own = asked.alone(rows)
-    return own if asked.virtual else max(own, read(asked, rows).median)
+def seconds_with_input(query: Query, rows: float) -> float:
+    """Return the seconds of a single rank's step on `rows` samples, with waits for data."""
+    seconds = query.single_rank_seconds(rows)
+    return seconds if query.virtual else max(seconds, read(query, rows).median)
 
 
-def read(asked: Query, rows: float) -> Spread:
-    """What reading so many rows takes: on the line between batches that were measured."""
-    known = asked.model.read
-    return by_bytes(known.items(), rows) if known else NOTHING
+def read(query: Query, rows: float) -> Spread:
+    """Return the time to read a batch of `rows` samples, interpolated between measured batches."""
+    measured = query.model.read
+    return interpolate(measured.items(), rows) if measured else NOTHING

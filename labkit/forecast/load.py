@@ -1,4 +1,4 @@
-"""What travels in a collective, and what carrying it takes on a network: rows, or a closed form."""
+"""The bytes that collectives transfer, and their time on a network, simulated or in closed form."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.network import Network
-from labkit.schedules import Round, count_chunks, named
+from labkit.schedules import Round, count_chunks, get_collective
 from labkit.schedules.round import Schedule
 from labkit.simulate import closed_form, exact_form, simulate
 
-FEW = 64  # ranks up to which every link is told
-MANY = 1024  # ranks up to which schedules of many rounds are simulated without being asked for
-SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")
-AHEAD = 0.95  # of a closed form: more than messages that share a link are ever ahead of it
-VALUE, INDEX = 4, 4  # bytes
+FEW = 64  # maximum number of ranks for which results list every link
+MANY = 1024  # maximum number of ranks for which long schedules are simulated by default
+SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")  # schedules with few rounds
+AHEAD = 0.95  # safety factor on closed forms, because messages that share a link may be faster
+VALUE, INDEX = 4, 4  # bytes per value and per index of a sparse vector
 Kind = Literal["sum", "gather", "sparse"]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What travels: a dense buffer, payloads of all ranks, or sparse vectors that are merged.
+    """What a collective transfers: a dense buffer, gathered payloads, or merged sparse vectors.
 
     Attributes:
-        kind: which of these.
-        nbytes: of the dense buffer, or of one rank's payload.
-        dense: bytes that it has at most, of sparse ones.
+        kind: "sum" (dense), "gather" or "sparse".
+        nbytes: Bytes of the dense buffer, or of one rank's payload.
+        dense: For "sparse", the bytes of the dense vector: the maximum of a merged vector.
     """
 
     kind: Kind
@@ -41,32 +41,34 @@ class Load:
     dense: float = 0.0
 
     def bytes_of(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        r"""What the whole is once so many ranks have added theirs.
+        r"""Return the bytes of a partial result that combines a number of ranks.
 
-        Sparse places count as drawn for each rank anew: of a share \(s\) of all elements m ranks
-        have \(1 - (1 - s)^m\) together; what is no fewer bytes than all values is sent as these.
+        The model assumes that each rank draws its sparse indices independently. If each rank has a
+        fraction \(s\) of all elements, m ranks together have the fraction \(1 - (1 - s)^m\). A
+        result that would be larger than the dense vector is sent dense.
         """
         if self.kind == "sum":
             return np.full_like(ranks, self.nbytes)
         if self.kind == "gather":
             return ranks * self.nbytes
-        entry = (VALUE + INDEX) / VALUE * self.dense  # bytes, had all elements a place beside them
-        share = min(1.0, self.nbytes / max(entry, 1.0))
-        return np.minimum(self.dense, entry * (1 - (1 - share) ** ranks))
+        # Bytes of a sparse vector that contains all elements with their indices.
+        dense_entry_bytes = (VALUE + INDEX) / VALUE * self.dense
+        share = min(1.0, self.nbytes / max(dense_entry_bytes, 1.0))
+        return np.minimum(self.dense, dense_entry_bytes * (1 - (1 - share) ** ranks))
 
-    def whole(self, size: int) -> float:
-        """Bytes of what all ranks have added."""
+    def total_bytes(self, size: int) -> float:
+        """Return the bytes of the final result, which combines all `size` ranks."""
         return float(self.bytes_of(np.array([float(size)]))[0])
 
 
-class Way(NamedTuple):
-    """What a load takes.
+class LoadCost(NamedTuple):
+    """The cost of a collective.
 
     Attributes:
-        seconds: until the last rank is done.
-        links: bytes by link; of many ranks those of the busiest of each kind.
-        sent: bytes of all ranks.
-        rounds: bytes of the largest message of each round, of few ranks.
+        seconds: Seconds until the last rank is done.
+        links: Bytes by link; with more than `FEW` ranks, only the busiest link of each kind.
+        sent: Total bytes that all ranks send.
+        rounds: Bytes of the largest message in each round; empty with more than `FEW` ranks.
     """
 
     seconds: float
@@ -75,91 +77,111 @@ class Way(NamedTuple):
     rounds: tuple[float, ...] = ()
 
 
-def carried(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> Way:
-    """By a schedule of this name among so many ranks.
+def load_cost(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> LoadCost:
+    """Return the cost of a collective by a named schedule among a number of ranks.
 
-    Among more than `FEW` ranks by `labkit.simulate.exact_form`, where that is exact, else row by
-    row; sparse vectors and payloads of more than `MANY` ranks count as all that they come to in
-    every message, but on a ring. gamma: s to add a byte.
+    With more than `FEW` ranks, the cost is a closed form where `labkit.simulate.exact_form` has an
+    exact one; otherwise the schedule is simulated. With more than `MANY` ranks, each message of
+    sparse or gathered loads counts as the whole result, except on a ring.
+
+    Args:
+        name: Name of the schedule.
+        size: Number of ranks.
+        load: What the collective transfers.
+        network: Network between the ranks.
+        gamma: Seconds to add one byte of a buffer to another buffer.
     """
-    # A network has dictionaries, which no cache takes for a key.
-    return _carried(name, size, load, json.dumps(network.model_dump(mode="json")), gamma)
+    # The cache key is JSON, because a network contains dictionaries, which cannot be hashed.
+    return _cached_load_cost(name, size, load, json.dumps(network.model_dump(mode="json")), gamma)
 
 
 def candidates(
     names: Iterable[str], size: int, nbytes: float, network: Network, gamma: float = 0.0
 ) -> dict[str, float]:
-    """Seconds of a dense buffer by those schedules that may be the fastest.
+    """Return the seconds to sum a dense buffer, for each schedule that may be the fastest.
 
-    Left out are those that even their closed form has far behind another one, which is exact, and
-    those of so many rounds and ranks that their rows would take minutes.
+    A schedule is left out if its closed form is slower than another schedule's exact time. Long
+    schedules among many ranks are also left out, because their simulation would take minutes.
     """
     forms = {name: exact_form(name, size, nbytes, network, gamma) for name in names}
-    found = {name: form for name, form in forms.items() if form is not None}
-    best, flat = min(found.values(), default=inf), not (network.hosts or network.links)
+    seconds = {name: form for name, form in forms.items() if form is not None}
+    best, flat = min(seconds.values(), default=inf), not (network.hosts or network.links)
     for name in forms:
         behind = flat and AHEAD * closed_form(name, size, nbytes, network, gamma) > best
-        if name not in found and not behind and (size <= MANY or name in SHORT):
-            found[name] = carried(name, size, Load("sum", nbytes), network, gamma).seconds
-    return {name: found[name] for name in forms if name in found}
+        if name not in seconds and not behind and (size <= MANY or name in SHORT):
+            seconds[name] = load_cost(name, size, Load("sum", nbytes), network, gamma).seconds
+    return {name: seconds[name] for name in forms if name in seconds}
 
 
 @lru_cache(maxsize=4096)
-def _carried(name: str, size: int, load: Load, key: str, gamma: float) -> Way:
+def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) -> LoadCost:
     network = Network(**json.loads(key))
     equal = size > FEW or exact_form(name, size, load.nbytes, network) is not None
     if load.kind != "sum" and name == "ring" and equal:
-        return _carried(name, size, _on_a_ring(load, size), key, gamma)
+        return _cached_load_cost(name, size, _on_a_ring(load, size), key, gamma)
     if load.kind != "sum" and size > MANY:
-        return _carried(name, size, Load("sum", load.whole(size)), key, gamma)
+        return _cached_load_cost(name, size, Load("sum", load.total_bytes(size)), key, gamma)
     schedule, nbytes = network.schedule(name), load.nbytes
     if load.kind != "sum":
-        rounds = list(grown(schedule, size, load))
+        rounds = list(growing_rounds(schedule, size, load))
         schedule, nbytes = (lambda _: rounds), count_chunks(rounds)
     elif size > FEW and (form := exact_form(name, size, nbytes, network, gamma)) is not None:
         layout = {} if network.hosts is None else {"hosts": network.hosts}
-        counts = named(name).counts(size, **layout)
+        counts = get_collective(name).counts(size, **layout)
         sent = counts.volume * (nbytes / counts.chunks)
-        return Way(form, {"busiest rank out": float(sent.max())}, float(sent.sum()))
-    found = simulate(schedule, size, nbytes, network, gamma=gamma)
-    links = dict(zip(found.links, found.carried.tolist(), strict=True))
+        return LoadCost(form, {"busiest rank out": float(sent.max())}, float(sent.sum()))
+    result = simulate(schedule, size, nbytes, network, gamma=gamma)
+    links = dict(zip(result.links, result.carried.tolist(), strict=True))
     if size > FEW:
-        return Way(found.seconds, _busiest(links), float(found.sent.sum()))
+        return LoadCost(result.seconds, _busiest(links), float(result.sent.sum()))
     chunk = nbytes / count_chunks(schedule(size))
-    largest = tuple(float(each.span.max()) * chunk for each in schedule(size) if len(each))
-    return Way(found.seconds, links, float(found.sent.sum()), largest)
+    largest = tuple(
+        float(schedule_round.span.max()) * chunk
+        for schedule_round in schedule(size)
+        if len(schedule_round)
+    )
+    return LoadCost(result.seconds, links, float(result.sent.sum()), largest)
 
 
-def grown(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
-    """Its rounds, with a chunk a byte: each message has what its source has heard by then."""
+def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
+    """Yield a schedule's rounds with one chunk per byte, so that messages grow as results merge."""
     chunks = count_chunks(schedule(size))
-    heard = np.ones((size, chunks))  # of how many ranks each holds each chunk
-    for each in schedule(size):
-        nbytes = np.cumsum(load.bytes_of(heard) / chunks, axis=1)
+    # Number of ranks whose data each rank's copy of a chunk combines.
+    ranks_in_chunk = np.ones((size, chunks))
+    for schedule_round in schedule(size):
+        nbytes = np.cumsum(load.bytes_of(ranks_in_chunk) / chunks, axis=1)
         ends = np.pad(nbytes, ((0, 0), (1, 0)))
-        sent = ends[each.source, each.chunk + each.span] - ends[each.source, each.chunk]
+        sent = (
+            ends[schedule_round.source, schedule_round.chunk + schedule_round.span]
+            - ends[schedule_round.source, schedule_round.chunk]
+        )
         span = np.maximum(1, np.rint(sent)).astype(np.int64)
-        yield Round(each.source, each.destination, 0, span, reduce=each.reduce)
-        message = np.repeat(np.arange(len(each)), each.span)
-        first = np.repeat(np.cumsum(each.span) - each.span, each.span)
-        chunk = each.chunk[message] + np.arange(len(message)) - first
-        to, reduce = each.destination[message], each.reduce[message]
-        told = heard[each.source[message], chunk]
-        heard[to[~reduce], chunk[~reduce]] = told[~reduce]
-        np.add.at(heard, (to[reduce], chunk[reduce]), told[reduce])
+        yield Round(
+            schedule_round.source, schedule_round.destination, 0, span, reduce=schedule_round.reduce
+        )
+        message = np.repeat(np.arange(len(schedule_round)), schedule_round.span)
+        first = np.repeat(np.cumsum(schedule_round.span) - schedule_round.span, schedule_round.span)
+        chunk = schedule_round.chunk[message] + np.arange(len(message)) - first
+        to, reduce = schedule_round.destination[message], schedule_round.reduce[message]
+        sent_ranks = ranks_in_chunk[schedule_round.source[message], chunk]
+        ranks_in_chunk[to[~reduce], chunk[~reduce]] = sent_ranks[~reduce]
+        np.add.at(ranks_in_chunk, (to[reduce], chunk[reduce]), sent_ranks[reduce])
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """As many bytes in the mean of all rounds: in round i every message is of i ranks."""
+    """Return a dense load with the same mean bytes per round, for a ring.
+
+    In the first half of the rounds, messages of round i combine i ranks; then, all ranks.
+    """
     ranks = np.arange(1.0, size)
-    adding, copying = load.bytes_of(ranks).mean(), load.whole(size)
+    adding, copying = load.bytes_of(ranks).mean(), load.total_bytes(size)
     return Load("sum", float(adding + copying) / 2)
 
 
 def _busiest(links: dict[str, float]) -> dict[str, float]:
-    """Of each kind of link, such as those out of ranks or into hosts, the bytes of the busiest."""
-    found: dict[str, float] = {}
+    """Return the bytes on the busiest link of each kind, such as links out of ranks."""
+    busiest: dict[str, float] = {}
     for name, nbytes in links.items():
         kind = "busiest " + re.sub(r" ?\d+", "", name)
-        found[kind] = max(found.get(kind, 0.0), nbytes)
-    return found
+        busiest[kind] = max(busiest.get(kind, 0.0), nbytes)
+    return busiest

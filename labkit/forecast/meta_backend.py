@@ -1,4 +1,4 @@
-"""What a world without values computes: gradients and predictions as long as they would be."""
+"""A backend for forecasts: its gradients and predictions have correct sizes but no values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.event_log import Row
 
 
-class HollowStage:
-    """Computes hollow gradients, and notes when steps end; see `labkit.programs.event_log.Scenes`.
+class MetaBackend:
+    """A backend that returns vectors without values, and records when steps end.
+
+    See `labkit.programs.event_log.Backend`.
 
     Args:
-        rows: of each worker's batches.
-        size, dtype: of the weights.
-        slots: values that an optimizer keeps for each of them.
-        soft: values that the model gives for a row.
+        rows: For each worker, the number of samples in its batches.
+        size, dtype: Number and dtype of the weights.
+        slots: Number of values that the optimizer keeps per weight.
+        soft: Number of output values of the model per sample.
 
     Attributes:
-        now: tells the time, s.
-        rows: of steps, with when each was over.
+        now: Function that returns the time on the virtual clock, s.
+        rows: End time (s) and history row of each step.
     """
 
     def __init__(self, rows: Sequence[int], size: int, dtype: str, slots: int, soft: float) -> None:
@@ -31,58 +33,58 @@ class HollowStage:
         self._slots, self._soft = slots, soft
         self._steps = [0] * len(rows)
         self.now: Callable[[], float] = lambda: 0.0
-        self.rows: list[tuple[float, Row]] = []  # by when they were over
+        self.rows: list[tuple[float, Row]] = []
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Of a worker's next batch."""
+        """Return the gradient of a worker's next batch."""
         step, self._steps[worker] = self._steps[worker], self._steps[worker] + 1
-        return Gradient(self._of(self._size), self._rows[worker], 1.0, step)
+        return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """The same."""
+        """Return the gradient of a worker's next batch; soft targets do not change its size."""
         return self.gradient(worker, weights)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """As long as the model's outputs."""
-        found: Vector = self._of(round(self._soft * self._rows[worker]))
-        return found
+        """Return a vector with the size of the model's outputs."""
+        vector: Vector = self._vector(round(self._soft * self._rows[worker]))
+        return vector
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """A row a block."""
-        return Gradient(self._of(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
+        """Return a vector with the size of all weights for each block."""
+        return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        raise InvalidInput("a forecast does not know what members of a replica pass on; see there")
+        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        raise InvalidInput("a forecast does not know what members of a replica pass on; see there")
+        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """As long as the gradient."""
+        """Return a vector with the size of the gradient."""
         return gradient
 
     def states(self, worker: int) -> Vector:
-        """As long as the optimizer's slots."""
-        found: Vector = self._of(self._slots * self._size)
-        return found
+        """Return a vector with the size of the optimizer's slots."""
+        vector: Vector = self._vector(self._slots * self._size)
+        return vector
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """As they are."""
+        """Return the weights unchanged."""
         return weights
 
     def forget(self, worker: int) -> None:
-        """There is nothing."""
+        """Do nothing: there is no state."""
 
     def step(self, row: Row) -> None:
-        """A worker's step is over."""
+        """Record the history row of a completed step, with the present time."""
         self.rows.append((self.now(), row))
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Nobody looks."""
+        """Do nothing: a forecast has no evaluation."""
 
     def stops(self) -> bool:
-        """Nobody wants to."""
+        """Return False: a forecast has no early stop."""
         return False
 
-    def _of(self, size: int) -> Any:
+    def _vector(self, size: int) -> Any:
         return MetaVector(size, self._dtype)

@@ -1,4 +1,4 @@
-"""The virtual clock without values: programs as they are, messages as heavy as they are."""
+"""The virtual clock for forecasts: programs run with messages that have sizes but no values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.compression import Compressor, Mean
-from labkit.forecast.allreduce_cost import Sums
+from labkit.forecast.allreduce_cost import AllReduceCosts
 from labkit.forecast.load import FEW, VALUE, Load
 from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.pace import Pace
@@ -17,35 +17,35 @@ from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.programs import Backend, Code, CodecChannel, EventLog, Message, Predict, Update
 from labkit.programs.actions import Action, Program, Vector
-from labkit.programs.virtual_allreduce import Together
+from labkit.programs.virtual_allreduce import VirtualAllReduce
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.simulate import Simulation
 
 
-class Tally:
-    """What was spent or carried, by name, and when; asked for between two moments."""
+class AmountLog:
+    """A record of amounts (such as bytes) by name and time, which can be summed over intervals."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[tuple[float, float]]] = {}
+        self._amounts: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, name: str, now: float, amount: float) -> None:
-        """So much more, at a moment (s)."""
-        self._found.setdefault(name, []).append((now, amount))
+        """Add an amount that occurs at the time `now`, s."""
+        self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Sums of what was added in [begin, end), of the names that begin so, without that."""
+        """Return sums over [begin, end) of the names that start with a prefix, which is removed."""
         return {
-            name.removeprefix(prefix): sum(each for now, each in own if begin <= now < end)
-            for name, own in self._found.items()
+            name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
+            for name, amounts in self._amounts.items()
             if name.startswith(prefix)
         }
 
 
-class _HollowTogether(Together):
-    """Allreduces whose values nobody has; those that were simulated once are known.
+class _MetaAllReduce(VirtualAllReduce):
+    """Allreduces of vectors without values; equal allreduces are simulated only once.
 
-    Among few on a network as on the virtual clock; elsewhere the last to come begins, and all are
-    done as `Sums` says.
+    Few ranks on a network are simulated as on the virtual clock. Otherwise, the collective starts
+    when the last rank has arrived, and `AllReduceCosts` gives the time until all ranks are done.
     """
 
     def __init__(
@@ -54,47 +54,53 @@ class _HollowTogether(Together):
         network: Network | None,
         shapes: Sequence[tuple[int, ...]],
         pace: Pace,
-        tally: Tally,
+        tally: AmountLog,
     ) -> None:
         super().__init__(workers, network, shapes, 0)
         self._pace, self._tally = pace, tally
-        self._codec = 0.0, 0.0  # s before and after the exchange
+        self._codec = 0.0, 0.0  # seconds to encode before the exchange, and to decode after it
         self._simulations: dict[tuple[object, ...], Simulation] = {}
         self._now = 0.0
 
     def _exchange(
-        self, kind: str, size: float, came: Seconds, algorithm: str
+        self, kind: str, size: float, arrivals: Seconds, algorithm: str
     ) -> tuple[Seconds, Seconds, Seconds]:
         (encode, decode), self._codec = self._codec, (0.0, 0.0)
-        self._now = float(came.max())
-        self._tally.add("codec", self._now, (encode + decode) * len(came))
-        came, pace = came + encode, self._pace
-        exact = len(came) == pace.asked.workers <= FEW
-        if not exact or (self._network is None and not pace.asked.virtual):
+        self._now = float(arrivals.max())
+        self._tally.add("codec", self._now, (encode + decode) * len(arrivals))
+        arrivals, pace = arrivals + encode, self._pace
+        exact = len(arrivals) == pace.query.workers <= FEW
+        if not exact or (self._network is None and not pace.query.virtual):
             load = Load("sum" if kind == "sum" else "gather", size)
-            taken = Sums(pace.asked, algorithm, size).take(load)
-            for link, nbytes in taken.links.items():
+            estimate = AllReduceCosts(pace.query, algorithm, size).take(load)
+            for link, nbytes in estimate.links.items():
                 self._tally.add(f"link {link}", self._now, nbytes)
-            self._tally.add("sent", self._now, taken.sent)
-            none = np.zeros(len(came))
-            return np.full(len(came), came.max() + taken.seconds.median + decode), none, none
-        clock, messages, wire = super()._exchange(kind, size, came, algorithm)
+            self._tally.add("sent", self._now, estimate.sent)
+            none = np.zeros(len(arrivals))
+            return (
+                np.full(len(arrivals), arrivals.max() + estimate.seconds.median + decode),
+                none,
+                none,
+            )
+        clock, messages, wire = super()._exchange(kind, size, arrivals, algorithm)
         rounds = messages.max()
         if pace.overheads and rounds:
-            clock = clock + rounds * pace.once("emulated", wire.max() / rounds)
+            clock = clock + rounds * pace.overhead_seconds("emulated", wire.max() / rounds)
         self._tally.add("sent", self._now, float(wire.sum()))
         return clock + decode, messages, wire
 
-    def _simulated(self, name: str, nbytes: float, network: Network, came: Seconds) -> Simulation:
-        key = name, nbytes, came.tobytes()
+    def _simulated(
+        self, name: str, nbytes: float, network: Network, arrivals: Seconds
+    ) -> Simulation:
+        key = name, nbytes, arrivals.tobytes()
         if key not in self._simulations:
-            self._simulations[key] = super()._simulated(name, nbytes, network, came)
-        found = self._simulations[key]
-        for link, each in zip(found.links, found.carried.tolist(), strict=True):
-            self._tally.add(f"link {link}", self._now, each)
-        return found
+            self._simulations[key] = super()._simulated(name, nbytes, network, arrivals)
+        simulation = self._simulations[key]
+        for link, nbytes_of_link in zip(simulation.links, simulation.carried.tolist(), strict=True):
+            self._tally.add(f"link {link}", self._now, nbytes_of_link)
+        return simulation
 
-    def _compressed(
+    def _compressed_mean(
         self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
         encode, decode, payload = self._pace.codec(compressor, VALUE * weighted[0].size)
@@ -104,85 +110,90 @@ class _HollowTogether(Together):
                 shape, payload * (stop - start) / weighted[0].size
             ):
                 sends.append(("sum" if kind is Mean else "gather", float(size)))
-                decoded += 0 if kind is Mean else self._pace.asked.workers
+                decoded += 0 if kind is Mean else self._pace.query.workers
         self._codec = encode, decode * decoded
         return weighted[0], sends
 
 
-class HollowWorld(VirtualRuntime):
-    """Plays programs on the virtual clock with hollow values: only times and bytes are true.
+class MetaRuntime(VirtualRuntime):
+    """A virtual runtime for vectors without values: only times and bytes are meaningful.
 
-    Beside what `VirtualWorld` counts, codecs take what was measured, where the clock is the wall's.
+    Unlike in `VirtualRuntime`, codecs take their measured time.
 
     Args:
-        programs, hosts, scenes, diary, network, shapes: see there.
-        pace: how long things take.
-        tally: takes down bytes by link, and what else was spent.
-        crowded: how many ranks' traffic each of these places stands for; 1 elsewhere.
-        many: how many workers each one stands for.
+        programs, hosts, backend, event_log, network, shapes: See `VirtualRuntime`.
+        pace: Timing model of the forecast.
+        tally: Record of bytes by link, and of other amounts.
+        represented: Number of real ranks whose traffic each simulated rank represents; default: 1.
+        workers_per_worker: Number of real workers that each simulated worker represents.
     """
 
     def __init__(
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Backend,
-        diary: EventLog,
+        backend: Backend,
+        event_log: EventLog,
         pace: Pace,
-        tally: Tally,
+        tally: AmountLog,
         network: Network | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
-        crowded: Mapping[int, float] | None = None,
-        many: float = 1.0,
+        represented: Mapping[int, float] | None = None,
+        workers_per_worker: float = 1.0,
     ) -> None:
-        super().__init__(programs, hosts, scenes, diary, pace, network, shapes)
-        self._together = _HollowTogether(len(programs), network, shapes, pace, tally)
+        super().__init__(programs, hosts, backend, event_log, pace, network, shapes)
+        self._allreduces = _MetaAllReduce(len(programs), network, shapes, pace, tally)
         self._pace, self._tally = pace, tally
-        self._crowded, self._many = crowded or {}, many
+        self._represented, self._workers_per_worker = represented or {}, workers_per_worker
         self._links = Links(network, 1 + max(hosts)) if network is not None else None
         self._ways: dict[tuple[int, int], list[tuple[str, float]]] = {}
 
-    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
+    def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
         pace = self._pace
         match action:
             case Code(call) if isinstance(call, partial):
-                end: Any = (
-                    call.func
-                )  # of what a worker and a server say: a method of a `CodecChannel`
-                spent, found = self._said(end.__self__, end.__name__, *call.args)
-                if not spent:
-                    return True, found
-                self._diary.coded(number, spent)
-                self._answer(self.now + spent, number, found)
+                call_method: Any = call.func  # a method of a `CodecChannel`
+                seconds, result = self._codec_call(
+                    call_method.__self__, call_method.__name__, *call.args
+                )
+                if not seconds:
+                    return True, result
+                self._event_log.add_codec_time(number, seconds)
+                self._answer(self.now + seconds, number, result)
                 return False, None
             case Update(of=of):
                 if number in pace.shares:
                     pace.factor = pace.alone if len(of) == 1 else pace.mean
-                else:  # a worker's own
+                else:  # a worker updates its own weights
                     self._tally.add("update", self.now, pace.updated(number, 0.0))
             case Predict():
                 pace.factor = pace.predictions
-        done = super()._act(number, action)
+        done = super()._execute(number, action)
         pace.factor = 1.0
         return done
 
-    def _said(self, talk: CodecChannel, what: str, values: Vector) -> tuple[float, Any]:
-        """What a call of one end of a talk takes, s, and what it gives."""
-        if talk.compressor is None:
-            return 0.0, getattr(talk, what)(values)
-        encode, decode, payload = self._pace.codec(talk.compressor, VALUE * talk.size)
-        if what in ("push", "answer"):
+    def _codec_call(
+        self, channel: CodecChannel, method_name: str, values: Vector
+    ) -> tuple[float, Any]:
+        """Return the seconds of a call of a codec channel, and its result."""
+        if channel.compressor is None:
+            return 0.0, getattr(channel, method_name)(values)
+        encode, decode, payload = self._pace.codec(channel.compressor, VALUE * channel.size)
+        if method_name in ("push", "answer"):
             return encode, MetaVector(payload, np.uint8)
-        return decode, MetaVector(talk.size, talk.dtype)
+        return decode, MetaVector(channel.size, channel.dtype)
 
-    def _way(self, source: int, to: int) -> list[tuple[str, float]]:
-        """The links between two places, and how many ranks' traffic each stands for."""
+    def _route(self, source: int, to: int) -> list[tuple[str, float]]:
+        """Return the links between two simulated ranks, and how many ranks each link represents."""
         if (source, to) not in self._ways:
-            assert self._links is not None  # for the type checker: else nobody asks
-            way = self._links.way(np.array([source]), np.array([to]))
-            ends = [*((each, source) for each in way.departure), *((e, to) for e in way.arrival)]
+            assert self._links is not None  # for the type checker: only called with a network
+            links_on_route = self._links.way(np.array([source]), np.array([to]))
+            ends = [
+                *((departure_link, source) for departure_link in links_on_route.departure),
+                *((arrival_link, to) for arrival_link in links_on_route.arrival),
+            ]
             self._ways[source, to] = [
-                (self._links.names[int(link[0])], self._crowded.get(end, 1.0))
+                (self._links.names[int(link[0])], self._represented.get(end, 1.0))
                 for link, end in ends
                 if link[0] >= 0
             ]
@@ -192,7 +203,7 @@ class HollowWorld(VirtualRuntime):
         ends = self._hosts[source], self._hosts[to]
         if message.values is not None and ends[0] != ends[1]:
             nbytes = message.values.nbytes
-            self._tally.add("sent", self.now, self._many * nbytes)
-            for link, crowd in self._way(*ends) if self._links is not None else ():
-                self._tally.add(f"link {link}", self.now, crowd * nbytes)
+            self._tally.add("sent", self.now, self._workers_per_worker * nbytes)
+            for link, factor in self._route(*ends) if self._links is not None else ():
+                self._tally.add(f"link {link}", self.now, factor * nbytes)
         super()._send(source, to, message)

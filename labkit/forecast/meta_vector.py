@@ -1,4 +1,4 @@
-"""Vectors without values: what a program does with them costs nothing, but they weigh the same."""
+"""Vectors without values, on which operations take no time but give correct sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
 class MetaVector(NDArrayOperatorsMixin):
-    """Stands for a flat array of which only length and type count.
+    """A substitute for a flat NumPy array, which has a length and a dtype but no values.
 
-        (weights - rate * gradient)[2:5].nbytes      as if all were there
+        (weights - rate * gradient)[2:5].nbytes      as for a real array
 
-    Whatever NumPy makes of it is hollow, too; a single number of it is 1, a sum over it 0, and
-    where an array must be, one of zeros.
+    Results of NumPy functions also have no values. Each element reads as 1, each sum is 0, and a
+    conversion to an array gives zeros.
 
     Args:
-        size: elements.
-        dtype: of each.
+        size: Number of elements.
+        dtype: Dtype of the elements.
     """
 
     ndim = 1
@@ -31,17 +31,17 @@ class MetaVector(NDArrayOperatorsMixin):
 
     @property
     def nbytes(self) -> int:
-        """As an array has."""
+        """The bytes that an array of this size and dtype would have."""
         return self.size * self.itemsize
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The bytes of an element."""
         return int(self.dtype.itemsize)
 
     @property
     def shape(self) -> tuple[int]:
-        """Elements."""
+        """The shape: a tuple of the number of elements."""
         return (self.size,)
 
     def __len__(self) -> int:
@@ -53,52 +53,52 @@ class MetaVector(NDArrayOperatorsMixin):
         return self.dtype.type(1)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing: no values are stored."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.broadcast_to(np.zeros((), dtype or self.dtype), self.shape)
 
     def copy(self) -> MetaVector:
-        """Another one alike."""
+        """Return a vector of the same size and dtype."""
         return MetaVector(self.size, self.dtype)
 
     def reshape(self, *shape: Any) -> MetaVector:
-        """It stays flat."""
+        """Return the vector itself, which stays flat."""
         return self
 
     def astype(self, dtype: Any, copy: bool = True) -> MetaVector:
-        """As many of another type."""
+        """Return a vector of the same size with another dtype."""
         return MetaVector(self.size, dtype)
 
     def any(self) -> bool:
-        """It is not nothing."""
+        """Return whether the vector has elements, because each element reads as 1."""
         return self.size > 0
 
     def sum(self) -> float:
-        """Of no values."""
+        """Return 0, because elements have no values."""
         return 0.0
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *given: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__":
             return 0.0
         if out := options.get("out"):
             return out[0]
-        return MetaVector(max(np.size(each) for each in given), self.dtype)
+        return MetaVector(max(np.size(value) for value in inputs), self.dtype)
 
     def __array_function__(
-        self, what: Callable[..., Any], types: Any, given: Sequence[Any], options: Any
+        self, function: Callable[..., Any], types: Any, arguments: Sequence[Any], options: Any
     ) -> Any:
-        if what is np.concatenate:
-            return MetaVector(sum(len(each) for each in given[0]), self.dtype)
-        if what is np.append:
-            return MetaVector(self.size + np.size(given[1]), self.dtype)
-        if what in (np.empty_like, np.zeros_like):
+        if function is np.concatenate:
+            return MetaVector(sum(len(part) for part in arguments[0]), self.dtype)
+        if function is np.append:
+            return MetaVector(self.size + np.size(arguments[1]), self.dtype)
+        if function in (np.empty_like, np.zeros_like):
             shape = options.get("shape")
             return MetaVector(
                 self.size if shape is None else prod(np.atleast_1d(shape)), self.dtype
             )
-        if what in (np.size, np.shape):
-            return self.size if what is np.size else self.shape
-        if what in (np.sum, np.linalg.norm):
+        if function in (np.size, np.shape):
+            return self.size if function is np.size else self.shape
+        if function in (np.sum, np.linalg.norm):
             return 0.0
         return NotImplemented

@@ -1,4 +1,4 @@
-"""What some ranks of an experiment exchange by themselves: messages, and sums among a few."""
+"""The cost of communication among some ranks of an experiment: messages, and collectives."""
 
 from __future__ import annotations
 
@@ -9,136 +9,155 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.allreduce_cost import Carried, Sums
+from labkit.forecast.allreduce_cost import AllReduceCosts, CollectiveEstimate
 from labkit.forecast.calibration import Spread, StepCost
 from labkit.forecast.load import Load
 from labkit.forecast.query import COMPUTED, Query
-from labkit.forecast.time_distributions import NOTHING, both, times
+from labkit.forecast.time_distributions import NOTHING, add_spreads, scale_spread
 from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
-Message = tuple[int, int, float]  # from, to, bytes
-ENDLESS = 1e15  # bytes/s of what takes as long for any number of bytes
+Message = tuple[int, int, float]  # sender, receiver, bytes
+ENDLESS = 1e15  # bandwidth, bytes/s, for links whose time does not depend on the bytes
 
 
 @dataclass(frozen=True)
 class Group(Query):
-    """Some ranks of an experiment, alone; they are called 0, 1, … there.
+    """A query about some ranks of an experiment, which the group renumbers as 0, 1, …
 
     Attributes:
-        ranks: their numbers in the experiment.
+        ranks: Numbers that the group's ranks have in the experiment.
     """
 
     ranks: Sequence[int] = (0,)
 
     @classmethod
-    def of(cls, asked: Query, ranks: Iterable[int]) -> Group:
-        """These ranks of what is asked."""
-        own, network = tuple(ranks), asked.network
-        known = {field.name: getattr(asked, field.name) for field in fields(Query)}
+    def of(cls, query: Query, ranks: Iterable[int]) -> Group:
+        """Return the group of the given ranks of a query."""
+        members, network = tuple(ranks), query.network
+        attributes = {field.name: getattr(query, field.name) for field in fields(Query)}
         if network is not None:
-            network = network.model_copy(update={"slow": asked.slow})
-            if own != tuple(range(asked.workers)):
-                network = network.part(own, asked.workers)
-        return cls(**known | {"network": network}, ranks=own)
+            network = network.model_copy(update={"stragglers": query.slowdowns})
+            if members != tuple(range(query.workers)):
+                network = network.part(members, query.workers)
+        return cls(**attributes | {"network": network}, ranks=members)
 
     @property
     def workers(self) -> int:
-        """How many they are."""
+        """The number of ranks in the group."""
         return len(self.ranks)
 
-    def total(self, nbytes: float, algorithm: str = "", kind: str = "sum") -> Carried:
-        """What they take for a sum of so many bytes, or to gather what each has of them."""
-        chosen = algorithm if algorithm not in ("", "auto") else "ring" if self.network else "mpi"
+    def total(self, nbytes: float, algorithm: str = "", kind: str = "sum") -> CollectiveEstimate:
+        """Return the cost of an allreduce of `nbytes`, or of a gather whose result has `nbytes`."""
+        schedule = algorithm if algorithm not in ("", "auto") else "ring" if self.network else "mpi"
         share = nbytes if kind == "sum" else nbytes / self.workers
         load = Load("sum" if kind == "sum" else "gather", share)
-        return Sums(self, chosen, nbytes).take(load)
+        return AllReduceCosts(self, schedule, nbytes).take(load)
 
     def between(self, nbytes: float) -> Network:
-        """The network of their messages, of about so many bytes, with what labkit adds to each."""
-        first, more = (self.once("message", each).median for each in (0.0, nbytes))
+        """Return the network for messages of a given size, with labkit's overhead per message."""
+        first, message_seconds = (
+            self.overhead_cost("message", size).median for size in (0.0, nbytes)
+        )
         if self.network is None:
-            rate = nbytes / (more - first) if more > first else ENDLESS
-            slow = self.experiment.slow
+            rate = nbytes / (message_seconds - first) if message_seconds > first else ENDLESS
+            slow = self.experiment.stragglers
             slow = {self.ranks.index(rank): slow[rank] for rank in slow if rank in self.ranks}
-            return Network(latency=first, bandwidth=rate, slow=slow)
-        added = more if self.emulated else 0.0
-        return self.network.model_copy(update={"latency": self.network.latency + added})
+            return Network(latency=first, bandwidth=rate, stragglers=slow)
+        overhead = message_seconds if self.emulated else 0.0
+        return self.network.model_copy(update={"latency": self.network.latency + overhead})
 
     def exchange(self, messages: Sequence[Message]) -> float:
-        """Seconds until messages have come that all leave at once."""
+        """Return the seconds until all messages, which start at the same time, have arrived."""
         if not messages:
             return 0.0
         source, to, nbytes = (np.array(column) for column in zip(*messages, strict=True))
         spans = np.maximum(1, np.rint(nbytes)).astype(np.int64)
         rounds = [Round(source, to, 0, spans, reduce=False)]
-        network = self.between(float(spans.max())).prompt
+        network = self.between(float(spans.max())).with_full_speed_compute
         return simulate(lambda _: rounds, self.workers, float(spans.max()), network).seconds
 
 
-def by_link(asked: Query, messages: Iterable[Message]) -> dict[str, float]:
-    """Bytes of messages between ranks of an experiment that cross each link."""
-    if asked.network is None:
+def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
+    """Return the bytes that messages between an experiment's ranks send over each link, by name."""
+    if query.network is None:
         return {}
-    found: dict[str, float] = defaultdict(float)
-    links = Links(asked.network, asked.workers)
+    nbytes_of_link: dict[str, float] = defaultdict(float)
+    links = Links(query.network, query.workers)
     sums: dict[tuple[int, int], float] = defaultdict(float)
     for source, to, nbytes in messages:
         sums[source, to] += nbytes
     for (source, to), nbytes in sums.items():
-        way = links.way(np.array([source]), np.array([to]))
-        for link in (*way.departure, *way.arrival):
+        route = links.way(np.array([source]), np.array([to]))
+        for link in (*route.departure, *route.arrival):
             if link[0] >= 0:
-                found[links.names[int(link[0])]] += nbytes
-    return dict(found)
+                nbytes_of_link[links.names[int(link[0])]] += nbytes
+    return dict(nbytes_of_link)
 
 
-def of_groups(
-    asked: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
+def link_bytes_of_groups(
+    query: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
-    """Bytes by link of all replicas, and of what these average; only the busiest of many."""
-    found, every = dict[str, float](), range(asked.workers)
-    shared = None if asked.network is None else asked.network.hosts
-    groups = enumerate(host_groups(asked.workers, shared)) if shared is not None else ()
+    """Return the bytes by link of all groups of ranks, from the bytes of one group of each kind.
+
+    Args:
+        query: Query with the network and the number of ranks.
+        slices: Number of ranks per replica.
+        within: Bytes by link for the ranks of one replica.
+        across: Bytes by link for ranks with the same position in all replicas.
+    """
+    nbytes_of_link, all_ranks = dict[str, float](), range(query.workers)
+    shared = None if query.network is None else query.network.hosts
+    groups = enumerate(host_groups(query.workers, shared)) if shared is not None else ()
     host_of = {rank: number for number, host in groups for rank in host}
-    replicas = [every[first : first + slices] for first in every[::slices]]
-    alike = [every[first::slices] for first in range(slices)]
-    for ranks, links in (*((e, within) for e in replicas), *((e, across) for e in alike)):
-        # A part calls its own ranks and hosts 0, 1, …
+    replicas = [all_ranks[first : first + slices] for first in all_ranks[::slices]]
+    rank_groups = [all_ranks[first::slices] for first in range(slices)]
+    for ranks, links in (
+        *((group, within) for group in replicas),
+        *((group, across) for group in rank_groups),
+    ):
+        # Link names contain the numbers of ranks and hosts within the group: 0, 1, …
         hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
             numbers = hosts if name.startswith("host") else ranks
-            own = " ".join(str(numbers[int(e)]) if e.isdigit() else e for e in name.split())
+            link_name = " ".join(
+                str(numbers[int(group)]) if group.isdigit() else group for group in name.split()
+            )
             if not name.startswith("busiest") or 0 in ranks:
-                found[own] = found.get(own, 0.0) + nbytes
-    return found
+                nbytes_of_link[link_name] = nbytes_of_link.get(link_name, 0.0) + nbytes
+    return nbytes_of_link
 
 
-def typical(
-    asked: Query,
+def typical_interval(
+    query: Query,
     step: StepCost,
     parts: Mapping[str, float],
     wire: Spread = NOTHING,
-    chance: float = 0.0,
+    run_deviation_seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """What the typical step of a run may be, as factors: what was measured spreads.
+    """Return the 90% interval of the typical step of a run, as factors on the sum of its parts.
 
     Args:
-        asked: says how sure a network's time is.
-        step: what was measured of computing.
-        parts: of the step.
-        wire: what was measured of messages, which spreads with those of the step.
-        chance: s that the mean of a run's steps differs from run to run.
+        query: Query, which contains the relative error of the network's time.
+        step: Measured spreads of the computation.
+        parts: Seconds of each part of the step.
+        wire: Measured spread of the time of messages.
+        run_deviation_seconds: Deviation between the mean steps of different runs, s.
     """
-    own = reduce(both, (getattr(step, name) for name in COMPUTED))
-    spent, sent = sum(parts.get(name, 0.0) for name in COMPUTED), parts.get("wire", 0.0)
-    known = [
-        times(each, of / each.median) for each, of in ((own, spent), (wire, sent)) if each.median
+    computation = reduce(add_spreads, (getattr(step, name) for name in COMPUTED))
+    compute_seconds, wire_seconds = (
+        sum(parts.get(name, 0.0) for name in COMPUTED),
+        parts.get("wire", 0.0),
+    )
+    spreads = [
+        scale_spread(part_spread, seconds / part_spread.median)
+        for part_spread, seconds in ((computation, compute_seconds), (wire, wire_seconds))
+        if part_spread.median
     ]
-    found = reduce(both, known, NOTHING)
-    below, above = found.median - found.low, found.high - found.median
-    more = float(np.hypot(chance, sent * (asked.error or 0.0)))
-    whole = sum(parts.values())
-    low, high = max(0.0, whole - np.hypot(below, more)), whole + np.hypot(above, more)
-    return (float(low / whole), float(high / whole)) if whole else (1.0, 1.0)
+    spread = reduce(add_spreads, spreads, NOTHING)
+    below, above = spread.median - spread.low, spread.high - spread.median
+    deviation = float(np.hypot(run_deviation_seconds, wire_seconds * (query.error or 0.0)))
+    total = sum(parts.values())
+    low, high = max(0.0, total - np.hypot(below, deviation)), total + np.hypot(above, deviation)
+    return (float(low / total), float(high / total)) if total else (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""How long n ranks compute until the last one is done: order statistics of what was measured."""
+"""The compute time until the last of n ranks is done: order statistics of measured times."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 
 from labkit.forecast.calibration import Spread
 from labkit.forecast.query import COMPUTED, Query
-from labkit.forecast.time_distributions import both, times
+from labkit.forecast.time_distributions import add_spreads, scale_spread
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]
-RUN = 100  # steps of a run whose mean is asked for
-DRAWS = 401  # odd: the middle one is the median
+RUN = 100  # assumed number of steps of a run, over which its mean step is taken
+DRAWS = 401  # number of draws from a distribution; odd, so that the middle draw is the median
 TAIL = NormalDist().inv_cdf(0.95)  # standard deviations from the median to the 95th percentile
-_GRID = np.linspace(-6.0, 6.0, 601)  # standard deviations at which a law is tabled
+_GRID = np.linspace(-6.0, 6.0, 601)  # standard deviations at which a distribution is tabulated
 _BELOW = np.array([NormalDist().cdf(z) for z in _GRID])
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Ranks that compute alike, each for itself.
+class RankGroup:
+    """Independent ranks with the same distribution of compute times.
 
     Attributes:
-        seconds: of one of them.
-        count: how many there are.
-        laws: what multiplies its seconds in each step anew.
+        seconds: Spread of one rank's compute time.
+        count: Number of independent ranks in the group.
+        laws: Distributions of random factors by which the time of each step is multiplied.
     """
 
     seconds: Spread
@@ -40,46 +40,53 @@ class Alike:
     laws: tuple[Slowdown | ComputeTime, ...] = ()
 
 
-def alike(asked: Query, rows: Sequence[int]) -> list[Alike]:
-    """Ranks with so many rows each; of ranks of one machine the slowest was measured already."""
-    law, found = asked.experiment.compute, []
-    count_of = Counter((row, asked.slow.get(rank)) for rank, row in enumerate(rows))
-    for (each, slower), count in count_of.items():
-        step = asked.computed(each)
-        seconds = reduce(both, (getattr(step, name) for name in COMPUTED))
-        laws = () if law is None else (law,)
-        if slower is not None and slower.law == "constant":
-            seconds = times(seconds, slower.compute)
+def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
+    """Group ranks by batch size and slowdown.
+
+    Without random factors, ranks on one machine count as one, because the slowest was measured.
+    """
+    compute_time, groups = query.compute_time, []
+    count_of = Counter((row, query.slowdowns.get(rank)) for rank, row in enumerate(rows))
+    for (row_count, slower), count in count_of.items():
+        step = query.compute_step(row_count)
+        seconds = reduce(add_spreads, (getattr(step, name) for name in COMPUTED))
+        distributions = () if compute_time is None else (compute_time,)
+        if slower is not None and slower.distribution == "constant":
+            seconds = scale_spread(seconds, slower.compute)
         elif slower is not None:
-            laws = (*laws, slower)
-        found.append(Alike(seconds, count if laws else -(-count // step.together), laws))
-    return found
+            distributions = (*distributions, slower)
+        groups.append(
+            RankGroup(
+                seconds, count if distributions else -(-count // step.together), distributions
+            )
+        )
+    return groups
 
 
-def last_of(groups: Sequence[Alike], draws: Draws) -> float:
-    """Of a law the mean, which a whole training takes; of what varies by chance the typical one."""
+def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
+    """Return the mean of the draws if a group has random factors; otherwise their median."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
-def of_run(draws: Draws) -> float:
-    """By how much the mean of a run's steps differs from run to run, s, nine times in ten."""
+def run_deviation(draws: Draws) -> float:
+    """Return the distance from the mean to the 95th percentile of a run's mean step, s."""
     return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
-def slowest(groups: Sequence[Alike]) -> Draws:
-    r"""Seconds until the last of all ranks is done, in so many steps, shape (`DRAWS`,).
+def slowest(groups: Sequence[RankGroup]) -> Draws:
+    r"""Return the seconds until the last of all ranks is done, for many steps, shape (`DRAWS`,).
 
-    Of m ranks that differ by chance alone the last one is \(F^{-1}(u^{1/m})\) with u uniform: one
-    draw for all of them. Where laws multiply what was measured, each rank draws. Draws are
-    stratified, and of a fixed seed: the same question has the same answer.
+    The slowest of m independent ranks takes \(F^{-1}(u^{1/m})\) with u uniform, so one draw serves
+    all ranks of a group. With random factors, each rank draws separately. Draws are stratified with
+    a fixed seed, so the same query has the same result.
     """
     rng = np.random.default_rng(0)
-    found: Draws = np.max([_last(group, rng) for group in groups], axis=0)
-    return found
+    draws: Draws = np.max([_last(group, rng) for group in groups], axis=0)
+    return draws
 
 
-def drawn(spread: Spread, number: Draws) -> Draws:
-    """The seconds below which it is with these probabilities: a lognormal in either direction."""
+def quantiles(spread: Spread, number: Draws) -> Draws:
+    """Return quantiles of a spread, as a lognormal with different σ below and above the median."""
     middle = max(spread.median, 1e-300)
     up = np.log(max(spread.high, middle) / middle) / TAIL
     down = np.log(middle / max(min(spread.low, middle), 1e-300)) / TAIL
@@ -88,34 +95,36 @@ def drawn(spread: Spread, number: Draws) -> Draws:
     return seconds
 
 
-def strata(rng: np.random.Generator) -> Draws:
-    """Numbers in (0, 1), one in each of so many equal parts, in any order."""
+def stratified_numbers(rng: np.random.Generator) -> Draws:
+    """Return numbers in (0, 1) in random order: the midpoint of each of `DRAWS` equal intervals."""
     return (rng.permutation(DRAWS) + 0.5) / DRAWS
 
 
-def _last(group: Alike, rng: np.random.Generator) -> Draws:
+def _last(group: RankGroup, rng: np.random.Generator) -> Draws:
     if not group.laws:
-        return drawn(group.seconds, strata(rng) ** (1 / group.count))
-    last = np.zeros(DRAWS)
+        return quantiles(group.seconds, stratified_numbers(rng) ** (1 / group.count))
+    latest = np.zeros(DRAWS)
     for _ in range(group.count):
-        own = drawn(group.seconds, strata(rng))
-        for law in group.laws:
-            own = own * np.interp(strata(rng), _BELOW, _table(law))
-        last = np.maximum(last, own)
-    return last
+        seconds = quantiles(group.seconds, stratified_numbers(rng))
+        for distribution in group.laws:
+            seconds = seconds * np.interp(stratified_numbers(rng), _BELOW, _table(distribution))
+        latest = np.maximum(latest, seconds)
+    return latest
 
 
 @lru_cache(maxsize=64)
-def _table(law: Slowdown | ComputeTime) -> Draws:
-    """The law at each of `_BELOW`."""
-    of: Callable[[float], float] = law.factor if isinstance(law, Slowdown) else _factor(law)
-    return np.array([of(min(number, 1 - 1e-9)) for number in _BELOW.tolist()])
+def _table(distribution: Slowdown | ComputeTime) -> Draws:
+    """Return the quantiles of a distribution at the probabilities `_BELOW`."""
+    quantile_function: Callable[[float], float] = (
+        distribution.factor if isinstance(distribution, Slowdown) else _factor(distribution)
+    )
+    return np.array([quantile_function(min(number, 1 - 1e-9)) for number in _BELOW.tolist()])
 
 
-def _factor(law: ComputeTime) -> Callable[[float], float]:
-    """Of its mean."""
-    if law.values is None:
-        alone = law.model_copy(update={"seconds": None})
-        return lambda number: alone.quantile(number, 1.0)
-    found = np.sort(np.ravel(law.values))
-    return lambda number: float(found[int(number * len(found))] / found.mean())
+def _factor(compute_time: ComputeTime) -> Callable[[float], float]:
+    """Return the quantile function of a compute time, relative to its mean."""
+    if compute_time.trace is None:
+        relative = compute_time.model_copy(update={"seconds": None})
+        return lambda number: relative.quantile(number, 1.0)
+    values = np.sort(np.ravel(compute_time.trace))
+    return lambda number: float(values[int(number * len(values))] / values.mean())

@@ -1,4 +1,4 @@
-"""How long workers, servers, messages and codecs take where programs are played without values."""
+"""The timing of workers, servers, messages and codecs when a forecast runs programs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from labkit.network import ComputeTime
 from labkit.programs import Message
 from labkit.programs.timing import TimingModel
 
-WIDEST = 0.3  # σ of what is drawn: few repeats on a busy machine say more
-UNLIKE = 0.02  # likewise, of ranks that share a machine
+WIDEST = 0.3  # maximum σ of drawn times; few repeats on a busy machine would give a larger σ
+UNLIKE = 0.02  # maximum σ of drawn times for ranks that share a machine
 
 
 @dataclass
 class Pace:
-    """How long things take: laws by worker, and what a message takes beside its network.
+    """The timing of a forecast: timing models by worker, and overheads of messages.
 
     Attributes:
-        asked: whose calibration says what codecs and messages take.
-        laws: by worker.
-        shares: of all weights, what each holder updates.
-        hosts: the place of each; what does not leave it takes nothing.
-        alone, mean: factors on a server's update by one gradient, and by the mean of several.
-        predictions: on the time of one prediction.
-        overheads: whether messages take what they take on this machine.
+        query: Query whose calibration gives the cost of codecs and messages.
+        laws: Timing models, by worker.
+        shares: Fraction of all weights that each server updates, by program number.
+        hosts: Simulated rank of each program; messages within a rank take no time.
+        alone: Factor on the time of a server's update by one gradient.
+        mean: Factor on the time of a server's update by the mean of several gradients.
+        predictions: Factor on the time of one prediction of soft targets.
+        overheads: Whether messages have the measured overhead of this machine.
+        factor: Factor on the next duration; the runtime sets it for each action.
     """
 
-    asked: Query
+    query: Query
     laws: Sequence[TimingModel]
     shares: Mapping[int, float]
     hosts: Sequence[int]
@@ -41,50 +43,54 @@ class Pace:
     mean: float = 1.0
     predictions: float = 1.0
     overheads: bool = False
-    factor: float = 1.0  # on what is done next
+    factor: float = 1.0  # factor on the next duration
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """See `labkit.programs.virtual_runtime.Times`."""
+        """Return the end of a computation, see `labkit.programs.virtual_runtime.VirtualTiming`."""
         return self.laws[worker].computed(worker, step, start, self.factor * share)
 
     def updated(self, holder: int, start: float) -> float:
-        """See there."""
+        """Return the end of an update, see `VirtualTiming`."""
         return start + self.factor * self.shares.get(holder, 1.0) * self.laws[0].update
 
     def late(self, to: int, message: Message) -> float:
-        """See there."""
-        late = self.laws[0].late(to, message)
+        """Return the additional delay of a message, see `VirtualTiming`."""
+        delay = self.laws[0].late(to, message)
         if not self.overheads or self.hosts[message.source] == self.hosts[to]:
-            return late
-        return late + self.once("message", 0 if message.values is None else message.values.nbytes)
+            return delay
+        return delay + self.overhead_seconds(
+            "message", 0 if message.values is None else message.values.nbytes
+        )
 
-    def once(self, what: str, nbytes: float) -> float:
-        """The median of an overhead, s."""
-        key = what, nbytes
+    def overhead_seconds(self, kind: str, nbytes: float) -> float:
+        """Return the median seconds of an overhead, from a cache."""
+        key = kind, nbytes
         if key not in self._known:
-            self._known[key] = self.asked.once(what, nbytes).median
+            self._known[key] = self.query.overhead_cost(kind, nbytes).median
         return float(self._known[key])
 
     def codec(self, compressor: Compressor, nbytes: float) -> tuple[float, float, int]:
-        """Seconds to encode and to decode, and bytes."""
+        """Return the seconds to encode, the seconds to decode, and the bytes of a payload."""
         key = id(compressor), nbytes
         if key not in self._known:
-            cost = self.asked.codec(compressor, nbytes)
-            seconds = (0.0, 0.0) if self.asked.virtual else (cost.encode.median, cost.decode.median)
+            cost = self.query.codec(compressor, nbytes)
+            seconds = (0.0, 0.0) if self.query.virtual else (cost.encode.median, cost.decode.median)
             self._known[key] = *seconds, cost.payload
         encode, decode, payload = self._known[key]
         return encode, decode, payload
 
 
-def drawn_law(asked: Query, given: ComputeTime, spread: Spread) -> ComputeTime:
-    """Lognormal with the median and the middle nine tenths that were measured.
+def measured_distribution(query: Query, compute_time: ComputeTime, spread: Spread) -> ComputeTime:
+    """Return a lognormal distribution with the measured median and middle 90%.
 
-    Of ranks of one machine the slowest was measured; they differ by so little as no two are alike.
+    For ranks on one machine, the slowest rank was measured, so their σ is at most `UNLIKE`.
     """
-    if given.law != "constant" or asked.virtual:
-        return given
-    wide = math.log(spread.high / spread.low) / (2 * TAIL) if spread.low > 0 else WIDEST
-    sigma = min(wide, WIDEST if asked.together == 1 else UNLIKE)
+    if compute_time.distribution != "constant" or query.virtual:
+        return compute_time
+    measured_sigma = math.log(spread.high / spread.low) / (2 * TAIL) if spread.low > 0 else WIDEST
+    sigma = min(measured_sigma, WIDEST if query.ranks_per_machine == 1 else UNLIKE)
     mean = spread.median * math.exp(sigma**2 / 2)
-    return ComputeTime(seconds=mean, law="lognormal", spread=sigma, update=given.update)
+    return ComputeTime(
+        seconds=mean, distribution="lognormal", sigma=sigma, update=compute_time.update
+    )

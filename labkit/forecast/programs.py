@@ -1,4 +1,4 @@
-"""What strategies that are programs take: the very programs, played without values."""
+"""Forecasts of strategies that are programs: the programs run with vectors without values."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from functools import reduce
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.calibration import Source
-from labkit.forecast.meta_backend import HollowStage
-from labkit.forecast.meta_environment import HollowWorld, Tally
-from labkit.forecast.neighbours import typical
-from labkit.forecast.order_statistics import of_run
-from labkit.forecast.pace import Pace, drawn_law
-from labkit.forecast.query import Query, StepForecast, trust
-from labkit.forecast.steady_state import Steady
-from labkit.forecast.time_distributions import NOTHING, both, nine_tenths
+from labkit.forecast.calibration import Provenance
+from labkit.forecast.meta_backend import MetaBackend
+from labkit.forecast.meta_environment import AmountLog, MetaRuntime
+from labkit.forecast.neighbours import typical_interval
+from labkit.forecast.order_statistics import run_deviation
+from labkit.forecast.pace import Pace, measured_distribution
+from labkit.forecast.query import Query, StepForecast, network_error_sources
+from labkit.forecast.steady_state import SteadyStateDetector
+from labkit.forecast.time_distributions import NOTHING, add_spreads, percentile_range
 from labkit.forecast.worker_sampling import (
     PLAYED,
     Crowd,
     ProgramWorkers,
-    crowded_network,
-    roles_of,
+    meta_roles,
+    sample_network,
     shapes_of,
-    slowed_of,
+    slowdowns_of,
 )
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Roles
@@ -35,215 +35,240 @@ from labkit.programs.event_log import Row
 from labkit.programs.timing import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
-WARM, STEPS = 10, 30  # of each worker, before and while it is looked at
+WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and during it
 
 
-class _Enough(Exception):
-    """All steps that are looked at are over."""
+class _MeasurementDone(Exception):
+    """The exception that ends a run after all measured steps."""
 
 
 @dataclass(frozen=True)
-class Play:
-    """A program that was played until its pace is steady.
+class ProgramRun:
+    """A run of a strategy's programs without values, which includes a measured interval.
 
     Attributes:
-        rows: of workers' steps, with when each was over, s.
-        begin, end: s, between which they are looked at.
-        batches: global ones in that time.
-        of_batches: s that each of these took.
-        tally, diary: of all that was played.
-        roles: who has played.
-        overheads: whether messages took what labkit adds to them here.
+        rows: End time (s) and history row of each step of the workers.
+        begin, end: Start and end of the measured interval, s.
+        batches: Number of global batches in the measured interval.
+        batch_seconds: Seconds of each global batch in the measured interval.
+        tally: Amounts such as bytes, by time, of the whole run.
+        event_log: Events of the whole run.
+        roles: Roles of the programs.
+        overheads: Whether messages had labkit's measured overhead.
     """
 
     rows: Sequence[tuple[float, Row]]
     begin: float
     end: float
     batches: int
-    of_batches: np.ndarray
-    tally: Tally
-    diary: EventLog
+    batch_seconds: np.ndarray
+    tally: AmountLog
+    event_log: EventLog
     roles: Roles
     overheads: bool
 
     @property
     def seconds(self) -> float:
-        """Of a global batch."""
+        """The mean seconds of a global batch in the measured interval."""
         return (self.end - self.begin) / self.batches
 
 
 def of_program(
-    asked: Query, strategy: ProgramWorkers, cycle: int = 1, crowd: Crowd | None = None
+    query: Query, strategy: ProgramWorkers, cycle: int = 1, sample: Crowd | None = None
 ) -> StepForecast:
-    """What a strategy takes that is a program, by playing it.
+    """Return the forecast of a strategy that is a program, from a run without values.
 
     Args:
-        asked: what is asked.
-        strategy: the program.
-        cycle: steps of a worker after which what it exchanges begins anew.
-        crowd: who is played where workers are more, and the network is one switch; None: all.
+        query: Query with the experiment and the calibration.
+        strategy: Strategy that creates the program.
+        cycle: Number of steps after which a worker's communication pattern repeats.
+        sample: Sample of workers that represents all workers on a network with one switch; None:
+            all workers run.
     """
-    plain = asked.network is None or (asked.network.hosts, asked.network.links) == (None, None)
-    if crowd is None or not plain:
-        crowd = Crowd(strategy, asked.workers)
-    found = play(asked, cycle, crowd)
-    step = asked.computed(asked.experiment.batch_size / asked.workers)
-    looked = [row for now, row in found.rows if found.begin < now <= found.end]
-    spent = found.tally.between(found.begin, found.end)
+    single_switch = query.network is None or (query.network.hosts, query.network.links) == (
+        None,
+        None,
+    )
+    if sample is None or not single_switch:
+        sample = Crowd(strategy, query.workers)
+    run = run_program(query, cycle, sample)
+    step = query.compute_step(query.experiment.batch_size / query.workers)
+    measured_rows = [row for now, row in run.rows if run.begin < now <= run.end]
+    amounts = run.tally.between(run.begin, run.end)
     sums = {
-        name: sum(row[f"{name}_seconds"] for row in looked)
+        name: sum(row[f"{name}_seconds"] for row in measured_rows)
         for name in ("compute", "codec", "communicate", "wait")
     }
-    own = {name: getattr(step, name).median for name in ("forward", "backward", "other")}
-    whole = sum(own.values())
-    shares = {n: each / whole for n, each in own.items()} if whole else {"backward": 1.0}
+    part_seconds = {name: getattr(step, name).median for name in ("forward", "backward", "other")}
+    total = sum(part_seconds.values())
+    shares = (
+        {n: seconds / total for n, seconds in part_seconds.items()} if total else {"backward": 1.0}
+    )
     parts = {name: share * sums["compute"] for name, share in shares.items()}
-    update, coded = (spent.get(name, 0.0) for name in ("update", "codec"))
-    parts |= {"update": update, "codec": sums["codec"] + coded, "wait": sums["wait"]}
-    parts["wire"] = max(0.0, sums["communicate"] - update - coded)
-    scale = found.seconds / (sum(parts.values()) or 1.0)
+    update, codec = (amounts.get(name, 0.0) for name in ("update", "codec"))
+    parts |= {"update": update, "codec": sums["codec"] + codec, "wait": sums["wait"]}
+    parts["wire"] = max(0.0, sums["communicate"] - update - codec)
+    scale = run.seconds / (sum(parts.values()) or 1.0)
     parts = {name: scale * part for name, part in parts.items()}
-    periods = found.of_batches.reshape(-1, cycle).mean(1)
-    low, high = nine_tenths(periods)
-    message = asked.once("message") if found.overheads else NOTHING
-    links = found.tally.between(found.begin, found.end, "link ")
+    periods = run.batch_seconds.reshape(-1, cycle).mean(1)
+    low, high = percentile_range(periods)
+    message = query.overhead_cost("message") if run.overheads else NOTHING
+    links = run.tally.between(run.begin, run.end, "link ")
     return StepForecast(
         parts=parts,
-        rows=max(asked.rows),
-        spread=typical(asked, step, parts, message, math.sqrt(cycle) * of_run(periods)),
-        nbytes={name: link / found.batches for name, link in links.items()},
-        memory=_memory(asked, strategy),
-        sources=_sources(asked, crowd, found),
-        more={**_more(found, spent, asked.workers), "step_low": low, "step_high": high},
+        rows=max(query.rows),
+        spread=typical_interval(
+            query, step, parts, message, math.sqrt(cycle) * run_deviation(periods)
+        ),
+        nbytes={name: link / run.batches for name, link in links.items()},
+        memory=_memory(query, strategy),
+        sources=_sources(query, sample, run),
+        more={**_more(run, amounts, query.workers), "step_low": low, "step_high": high},
     )
 
 
-def play(asked: Query, cycle: int, crowd: Crowd) -> Play:
-    """Play a program for as many steps as show its pace: two cycles, where all go on alike."""
-    strategy, workers = crowd.strategy, crowd.workers
+def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
+    """Run programs until the time of a global batch is known: only two cycles if cycles repeat."""
+    strategy, workers = sample.strategy, sample.workers
     if strategy.replica_cut != 1:
         raise InvalidInput(
-            f"workers that are cut (stages or grid = {strategy.replica_cut}) have no forecast; "
-            "give stages=1 and no grid, or ask Pipeline or LocallyConnected"
+            f"workers with model parallelism (stages or grid = {strategy.replica_cut}) have no "
+            "forecast; give stages=1 and no grid, or use Pipeline or SpatialParallel"
         )
-    roles = roles_of(asked, strategy, workers)
-    rows = asked.rows[:workers]
-    outputs = asked.model.layers[-1].out / asked.dtype.itemsize if asked.model.layers else 1.0
-    stage = HollowStage(
-        rows, roles.weights.size, str(roles.weights.dtype), asked.model.slots, outputs
+    roles = meta_roles(query, strategy, workers)
+    rows = query.rows[:workers]
+    outputs = query.model.layers[-1].out / query.dtype.itemsize if query.model.layers else 1.0
+    backend = MetaBackend(
+        rows, roles.weights.size, str(roles.weights.dtype), query.model.slots, outputs
     )
-    diary, tally = EventLog(stage, roles.steps, writers=range(workers)), Tally()
-    network, crowded = crowded_network(asked, roles, crowd)
-    pace = _pace(asked, roles, rows, crowd)
-    world = HollowWorld(
+    event_log, tally = EventLog(backend, roles.steps, writers=range(workers)), AmountLog()
+    network, represented = sample_network(query, roles, sample)
+    pace = _pace(query, roles, rows, sample)
+    runtime = MetaRuntime(
         {number: strategy.program(roles, number) for number in range(len(roles.hosts))},
-        *(roles.hosts, stage, diary, pace, tally),
+        *(roles.hosts, backend, event_log, pace, tally),
         network=network,
-        shapes=shapes_of(asked),
-        crowded=crowded,
-        many=asked.workers / workers,
+        shapes=shapes_of(query),
+        represented=represented,
+        workers_per_worker=query.workers / workers,
     )
-    stage.now = lambda: world.now
-    warm, steps = (WARM, STEPS) if workers <= 4 * PLAYED else (1, 1)
-    warm, steps = (cycle * math.ceil(each / cycle) for each in (warm, steps))
-    last = (warm + steps) * workers
+    backend.now = lambda: runtime.now
+    warmup_steps, measured_steps = (WARM, STEPS) if workers <= 4 * PLAYED else (1, 1)
+    warmup_steps, measured_steps = (
+        cycle * math.ceil(count / cycle) for count in (warmup_steps, measured_steps)
+    )
+    row_limit = (warmup_steps + measured_steps) * workers
 
-    # What is steady only later would not be so in all steps that are looked at otherwise.
-    watched = Steady(workers, cycle, 1 + warm // cycle)
-    steady = watched if _repeats(asked, strategy, pace) else None
+    # A steady state that comes later than the usual measurement would save no time.
+    detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
+    active_detector = detector if _is_deterministic(query, strategy, pace) else None
 
-    def enough(world: VirtualRuntime) -> None:
-        nonlocal warm, steps, last
-        if steady is not None and steady.reached(stage.rows):
-            warm, steps = (steady.cycles - 1) * cycle, cycle
-            last = (warm + steps) * workers
-        if len(stage.rows) >= last:
-            raise _Enough
+    def stop_when_measured(runtime: VirtualRuntime) -> None:
+        nonlocal warmup_steps, measured_steps, row_limit
+        if active_detector is not None and active_detector.reached(backend.rows):
+            warmup_steps, measured_steps = (active_detector.cycles - 1) * cycle, cycle
+            row_limit = (warmup_steps + measured_steps) * workers
+        if len(backend.rows) >= row_limit:
+            raise _MeasurementDone
 
-    with suppress(_Enough):
-        world.play(enough)
-    ends = np.sort([now for now, _ in stage.rows])[workers - 1 : last : workers]
-    ends = ends[warm - 1 :]
+    with suppress(_MeasurementDone):
+        runtime.play(stop_when_measured)
+    ends = np.sort([now for now, _ in backend.rows])[workers - 1 : row_limit : workers]
+    ends = ends[warmup_steps - 1 :]
     begin, end, batches = float(ends[0]), float(ends[-1]), len(ends) - 1
-    of_batches, overheads = np.diff(ends), pace.overheads
-    return Play(stage.rows, begin, end, batches, of_batches, tally, diary, roles, overheads)
+    batch_seconds, overheads = np.diff(ends), pace.overheads
+    return ProgramRun(
+        backend.rows, begin, end, batches, batch_seconds, tally, event_log, roles, overheads
+    )
 
 
-def _repeats(asked: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
-    """Whether nothing is by chance, and no step otherwise than those before."""
-    network, even = asked.network, all(law.even for law in pace.laws)
-    # Which of two messages of one moment a link serves first, only rounding decides.
-    prompt = network is None or (not network.jitter and network.sharing == "fair")
-    return prompt and even and strategy.recurs(asked.experiment)
+def _is_deterministic(query: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
+    """Return whether the run has no random times, and no steps that take exceptionally long."""
+    network, even = query.network, all(timing.even for timing in pace.laws)
+    # On a "fifo" link, rounding decides the order of two simultaneous messages.
+    fair_links = network is None or (not network.jitter and network.sharing == "fair")
+    return fair_links and even and strategy.recurs(query.experiment)
 
 
-def _pace(asked: Query, roles: Roles, rows: Sequence[int], crowd: Crowd) -> Pace:
-    """What everybody takes, by what was measured."""
-    experiment = asked.experiment
-    given = experiment.compute or ComputeTime()
-    measures = given.seconds is None and given.values is None
-    known: dict[int, TimingModel] = {}
-    slow = slowed_of(asked, crowd.workers)
-    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
+def _pace(query: Query, roles: Roles, rows: Sequence[int], sample: Crowd) -> Pace:
+    """Return the timing of workers, servers and messages from measured costs."""
+    experiment = query.experiment
+    virtual = experiment.virtual
+    compute_time = query.compute_time or ComputeTime()
+    is_measured = compute_time.seconds is None and compute_time.trace is None
+    timing_of_rows: dict[int, TimingModel] = {}
+    slow = slowdowns_of(query, sample.workers)
+    later = (
+        {(worker, step): seconds for worker, step, seconds in virtual.message_delays}
+        if virtual
+        else {}
+    )
     for row in set(rows):
-        law, seconds, update = given, 0.0, given.update or 0.0
-        if measures:
-            step = asked.step(max(1, row))
-            spread = reduce(both, (step.forward, step.backward, step.other))
-            law, seconds = drawn_law(asked, given, spread), spread.median
-            update = step.update.median if given.update is None else given.update
-        more = law, slow, experiment.seed, seconds, update, later
-        known[row] = TimingModel(*more, experiment.faults)
+        distribution, seconds, update = compute_time, 0.0, compute_time.update or 0.0
+        if is_measured:
+            step = query.step(max(1, row))
+            spread = reduce(add_spreads, (step.forward, step.backward, step.other))
+            distribution, seconds = (
+                measured_distribution(query, compute_time, spread),
+                spread.median,
+            )
+            update = step.update.median if compute_time.update is None else compute_time.update
+        arguments = distribution, slow, experiment.seed, seconds, update, later
+        timing_of_rows[row] = TimingModel(*arguments, experiment.faults)
     sizes = {n: roles.part(n).size / max(1, roles.weights.size) for n in roles.servers}
-    if not measures:
+    if not is_measured:
         sizes = dict.fromkeys(sizes, 1.0)
     return Pace(
-        *(asked, [known[row] for row in rows], sizes, roles.hosts),
-        *(crowd.servers, crowd.servers * crowd.workers / asked.workers, crowd.everyone),
-        overheads=not asked.virtual and (asked.emulated or asked.network is None),
+        *(query, [timing_of_rows[row] for row in rows], sizes, roles.hosts),
+        *(sample.servers, sample.servers * sample.workers / query.workers, sample.everyone),
+        overheads=not query.virtual and (query.emulated or query.network is None),
     )
 
 
-def _memory(asked: Query, strategy: ProgramWorkers) -> dict[str, float]:
-    """Of the fullest rank: a worker with its activations, or a server with its optimizer."""
-    worker = asked.memory(asked.experiment.batch_size / asked.workers)
+def _memory(query: Query, strategy: ProgramWorkers) -> dict[str, float]:
+    """Return the bytes, by kind, on the fullest rank: a worker with activations, or a server."""
+    worker = query.memory(query.experiment.batch_size / query.workers)
     worker["buffers"] = worker["weights"]
-    parts = strategy.parts(shapes_of(asked))
+    parts = strategy.parts(shapes_of(query))
     if not parts:
         return worker
-    most = max(part.size for part in parts) / max(1, asked.model.parameters)
-    server = {name: most * worker[name] for name in ("weights", "gradients", "optimizer")}
-    server["buffers"] = asked.workers * server["weights"]
+    largest_share = max(part.size for part in parts) / max(1, query.model.parameters)
+    server = {name: largest_share * worker[name] for name in ("weights", "gradients", "optimizer")}
+    server["buffers"] = query.workers * server["weights"]
     worker["optimizer"] = 0.0
-    return max((worker, server), key=lambda each: sum(each.values()))
+    return max((worker, server), key=lambda memory: sum(memory.values()))
 
 
-def _more(found: Play, spent: Mapping[str, float], workers: int) -> dict[str, float]:
-    events = [e for e in found.diary.events if found.begin < e["applied"] <= found.end]
-    more = {
-        "played_workers": float(found.roles.workers),
-        "sent": spent.get("sent", 0.0) / found.batches,
+def _more(run: ProgramRun, amounts: Mapping[str, float], workers: int) -> dict[str, float]:
+    events = [e for e in run.event_log.events if run.begin < e["applied"] <= run.end]
+    figures = {
+        "played_workers": float(run.roles.workers),
+        "sent": amounts.get("sent", 0.0) / run.batches,
     }
-    late = [event["staleness"] for event in events]
-    if late and found.roles.workers == workers:
-        more["staleness"] = float(np.mean(late))
-        more["dropped"] = sum(event["update"] < 0 for event in events) / len(events)
-    return more
+    staleness = [event["staleness"] for event in events]
+    if staleness and run.roles.workers == workers:
+        figures["staleness"] = float(np.mean(staleness))
+        figures["dropped"] = sum(event["update"] < 0 for event in events) / len(events)
+    return figures
 
 
-def _sources(asked: Query, crowd: Crowd, found: Play) -> tuple[Source, ...]:
-    given = asked.experiment.compute
-    said = given is not None and (given.seconds is not None or given.values is not None)
-    own = asked.computing(asked.experiment.batch_size / asked.workers, "by rows")
-    known = [
-        Source("compute", "the experiment's own law") if said else own,
-        Source("order and waiting", "its program, played without values"),
-        Source("messages", "the network, shared" if asked.network else "overheads alone"),
+def _sources(query: Query, sample: Crowd, run: ProgramRun) -> tuple[Provenance, ...]:
+    compute_time = query.compute_time
+    is_given = compute_time is not None and (
+        compute_time.seconds is not None or compute_time.trace is not None
+    )
+    compute_source = query.compute_source(query.experiment.batch_size / query.workers, "by rows")
+    figures = [
+        Provenance("compute", "the experiment's own distribution") if is_given else compute_source,
+        Provenance("order and waiting", "its program, run without values"),
+        Provenance("messages", "the network, shared" if query.network else "overheads alone"),
     ]
-    if found.overheads:
-        known.append(asked.overhead("message"))
-    known += trust(asked)
-    if crowd.workers < asked.workers:
-        few = f"{crowd.workers} workers in the place of {asked.workers}"
-        known.append(Source("crowd", f"{few}, with as much traffic at each place as all have"))
-    return tuple(known)
+    if run.overheads:
+        figures.append(query.overhead_source("message"))
+    figures += network_error_sources(query)
+    if sample.workers < query.workers:
+        description = f"{sample.workers} workers represent {query.workers}"
+        figures.append(
+            Provenance("crowd", f"{description}, with the traffic of all workers at each place")
+        )
+    return tuple(figures)

@@ -1,4 +1,4 @@
-"""What a calibration says: α, β and γ of each level, and where each figure is from."""
+"""The content of a calibration: fitted costs (α, β, γ) by level, and the origin of each figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from labkit.common.units import bytes_text
-from labkit.forecast.calibration import Calibration, Source
+from labkit.forecast.calibration import Calibration, Provenance
 from labkit.forecast.calibration_store import differences
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, Measurement, calibrate
@@ -15,17 +15,17 @@ LEVELS = ("memory", "host", "link")
 
 
 def fits(calibration: Calibration) -> dict[str, Fit]:
-    r"""Latency, seconds a byte and adding a byte, by level: "memory", "host" and "link".
+    r"""Return the fitted latency, seconds per byte and seconds per added byte, by level.
 
-    The least squares of `labkit.simulate.calibrate` over all allreduces that were measured on a
-    level and have a closed form; "link" is the emulated network of the calibration as it was in
-    truth. Shared memory has no rounds: its figures are of the ring that would take as long. What
-    the MPI library sends, and how, nobody knows: it is not among them. A level with less than two
-    measurements is left out.
+    The levels are "memory", "host" and "link". `labkit.simulate.calibrate` fits all measured
+    allreduces of a level that have a closed form, by least squares. "link" is the emulated network
+    of the calibration, as measured. Shared memory has no communication rounds; its figures describe
+    a ring with the same time. The MPI library's own algorithm is left out, because it is unknown. A
+    level with fewer than two measurements is also left out.
     """
-    found = {}
+    fits_by_level = {}
     for level in LEVELS:
-        own = [
+        measurements = [
             Measurement(
                 collective.nbytes,
                 collective.seconds.median,
@@ -36,14 +36,14 @@ def fits(calibration: Calibration) -> dict[str, Fit]:
             if collective.level == level
             and (collective.algorithm in ALLREDUCE or level == "memory")
         ]
-        if len(own) > 1:
-            found[level] = calibrate(own)
-    return found
+        if len(measurements) > 1:
+            fits_by_level[level] = calibrate(measurements)
+    return fits_by_level
 
 
-def sources(calibration: Calibration) -> list[Source]:
-    """What is known by it, and how: measured or fitted, here or elsewhere, at which points."""
-    by = origin(calibration)
+def sources(calibration: Calibration) -> list[Provenance]:
+    """Return the measured and fitted figures of a calibration, with their origin and settings."""
+    measured_at = origin(calibration)
     rows = []
     for model in calibration.models:
         name = f"{_name(model.model['model'])} on {_name(model.model['dataset'])}"
@@ -53,29 +53,42 @@ def sources(calibration: Calibration) -> list[Source]:
             f"{_listed(e.together for e in steps)} ranks at once; "
             f"{min(e.forward.count for e in steps)} repeats"
         )
-        rows.append(Source(f"steps of {name}", f"{by}: {points}"))
+        rows.append(Provenance(f"steps of {name}", f"{measured_at}: {points}"))
         if model.read:
-            rows.append(Source(f"batches of {name}", f"{by}, read: rows {_listed(model.read)}"))
-    codecs = sorted(calibration.codecs, key=lambda each: str(each.compressor))
-    for compressor, own in groupby(codecs, lambda each: each.compressor):
-        sizes = ", ".join(bytes_text(each.nbytes) for each in own)
+            rows.append(
+                Provenance(
+                    f"batches of {name}", f"{measured_at}, reading: rows {_listed(model.read)}"
+                )
+            )
+    codecs = sorted(calibration.codecs, key=lambda codec: str(codec.compressor))
+    for compressor, costs in groupby(codecs, lambda codec: codec.compressor):
+        sizes = ", ".join(bytes_text(codec.nbytes) for codec in costs)
         fields = ", ".join(f"{k}={v}" for k, v in compressor.items() if k != "name")
-        rows.append(Source(f"codec {compressor['name']}({fields})", f"{by}: gradients of {sizes}"))
+        rows.append(
+            Provenance(
+                f"codec {compressor['name']}({fields})", f"{measured_at}: gradients of {sizes}"
+            )
+        )
     for level, fit in fits(calibration).items():
-        off = f"off by {100 * fit.error:.0f} % in the median"
-        rows.append(Source(f"α, β, γ of {level}", f"fitted to {fit.count} allreduces {by}; {off}"))
+        error_note = f"median error {100 * fit.error:.0f} %"
+        rows.append(
+            Provenance(
+                f"α, β, γ of {level}",
+                f"fitted to {fit.count} allreduces {measured_at}; {error_note}",
+            )
+        )
     for what in sorted({overhead.what for overhead in calibration.overheads}):
         ranks = _listed(e.workers for e in calibration.overheads if e.what == what)
-        rows.append(Source(f"overhead {what}", f"{by}: {ranks} ranks"))
+        rows.append(Provenance(f"overhead {what}", f"{measured_at}: {ranks} ranks"))
     for name in sorted({str(way.strategy["name"]) for way in calibration.ways}):
         ways = [way for way in calibration.ways if way.strategy["name"] == name]
-        points = f"{len(ways)} of them, {min(len(way.runs) for way in ways)} runs each"
-        rows.append(Source(f"whole steps of {name}", f"{by}: {points}"))
+        points = f"{len(ways)} settings, {min(len(way.runs) for way in ways)} runs each"
+        rows.append(Provenance(f"whole steps of {name}", f"{measured_at}: {points}"))
     return rows
 
 
 def origin(calibration: Calibration) -> str:
-    """Where and when it was measured: here, with these versions, or elsewhere."""
+    """Return where and when a calibration was measured: on this machine or elsewhere."""
     where = "here"
     if differences(calibration):
         where = f"elsewhere ({calibration.machine.get('cpu', 'an unknown machine')})"

@@ -1,4 +1,4 @@
-"""What a strategy is asked of a forecast, and what it answers."""
+"""The input of a strategy's forecast (`Query`), and its result (`StepForecast`)."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from labkit.forecast.calibration import (
     Calibration,
     CodecCost,
     ModelCost,
-    Source,
+    Provenance,
     Spread,
     StepCost,
     model_of,
 )
 from labkit.forecast.provenance import fits
-from labkit.forecast.time_distributions import beyond, by_bytes, line_through, times
-from labkit.network import Network, Slowdown
+from labkit.forecast.time_distributions import interpolate, line_through, range_note, scale_spread
+from labkit.network import ComputeTime, Network, Slowdown
 from labkit.programs.virtual_runtime import FORWARDS
 from labkit.simulate import Fit
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)  # of median deviations
+# Ratio of a normal error's 95th percentile to its median magnitude.
+NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")
 
 
 @dataclass(frozen=True)
 class StepForecast:
-    """What a way to train takes for one global batch: as long as all workers need for its rows.
+    """The forecast of one step: the time that all workers together need for a global batch.
 
     Attributes:
-        parts: s of the rank that is last, by names of `PARTS`; they add up to the step. "whole" is
-            what a whole step takes more than the others, or less, see `as_whole`.
-        rows: of the largest batch that a rank reads for it.
-        spread: of the typical step of a run, as factors on its median: the middle nine tenths,
-            as what was measured spreads from repeat to repeat.
-        nbytes: that cross each link in a step, by its name.
-        memory: bytes of the fullest rank, by kind: weights, gradients, optimizer, activations,
-            buffers.
-        sources: where figures are from.
-        more: `sent`, the bytes of all ranks, and what else a strategy knows, by name, such as
-            staleness or a bubble; of single steps the middle nine tenths, `step_low` and
-            `step_high`, s.
+        parts: Seconds of the rank that finishes last, by names of `PARTS`; their sum is the step
+            time. "whole" is the difference between a measured whole step and its parts, see
+            `add_residual`.
+        rows: Number of samples in the largest batch that a rank reads for the step.
+        spread: 90% interval of the typical step of a run, as factors on the median.
+        nbytes: Bytes that cross each link per step, by link name.
+        memory: Bytes on the rank that needs most memory, by kind: weights, gradients, optimizer,
+            activations, buffers.
+        sources: Origin of each figure.
+        more: Further figures by name. `sent` is the total bytes that all ranks send. `step_low` and
+            `step_high` bound the 90% interval of single steps, s. A strategy may add figures such
+            as staleness or bubble.
     """
 
     parts: Mapping[str, float]
@@ -59,25 +60,26 @@ class StepForecast:
     spread: tuple[float, float] = (1.0, 1.0)
     nbytes: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Provenance, ...] = ()
     more: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The total seconds of the step."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class Query:
-    """An experiment somewhere, and what is known of machines; interpolates what was measured.
+    """An experiment on a network, with a calibration between whose costs the query interpolates.
 
     Attributes:
-        experiment: what is asked about, an `Experiment`.
-        calibration: what was measured.
-        network: on which ranks are, real or emulated; None: all on the machine of the calibration.
-        emulated: whether ranks would run here and now on an emulated network, with its overheads,
-            all of them on this machine's cores; else each has a machine like that one to itself.
+        experiment: Experiment whose step is forecast.
+        calibration: Measured costs.
+        network: Network of the ranks, real or emulated; None: all ranks are on the calibrated
+            machine.
+        emulated: Whether the ranks run on an emulated network, with its overheads, and share the
+            cores of one machine. Otherwise each rank has a machine of its own.
     """
 
     experiment: Any
@@ -87,50 +89,51 @@ class Query:
 
     @property
     def workers(self) -> int:
-        """Of the experiment."""
+        """The number of workers."""
         return int(self.experiment.workers)
 
     @property
     def fills_host(self) -> bool:
-        """Whether all ranks are on one machine, and their threads take all of its cores."""
+        """Whether all ranks are on one machine, and their threads occupy all cores."""
         cores = self.calibration.machine.get("cores") or float("inf")
         threads: int = self.workers * self.experiment.threads
         return self.network is None and threads >= cores
 
     @cached_property
     def rows(self) -> list[int]:
-        """Of each worker's part of the batch."""
-        shares = self.experiment.capacities or [1.0] * self.workers
+        """The number of samples in each worker's part of the batch."""
+        shares = self.experiment.batch_weights or [1.0] * self.workers
         return np.diff(cut(self.experiment.batch_size, shares)).tolist()
 
     @cached_property
     def model(self) -> ModelCost:
-        """What its model takes.
+        """The measured cost of the experiment's model.
 
-        Raises: InvalidInput, where nobody has measured it.
+        Raises:
+            InvalidInput: The calibration lacks the model.
         """
-        wanted = model_of(self.experiment)
-        for each in self.calibration.models:
-            if each.model == wanted:
-                return each
-        known = sorted({str(each.model["model"]) for each in self.calibration.models})
+        description = model_of(self.experiment)
+        for cost in self.calibration.models:
+            if cost.model == description:
+                return cost
+        names = sorted({str(cost.model["model"]) for cost in self.calibration.models})
         raise InvalidInput(
-            f"model={wanted['model']!r} with these options, rows, precision and optimizer is not "
-            f"in this calibration, which has {', '.join(known) or 'none'}; measure it by "
+            f"model={description['model']!r} with these options, rows, precision and optimizer is "
+            f"not in this calibration, which has {', '.join(names) or 'none'}; measure it by "
             "`labkit calibrate`"
         )
 
     @cached_property
     def fits(self) -> dict[str, Fit]:
-        """Latency, speed and adding by level of the machine of the calibration."""
+        """The fitted latency, bandwidth and addition time of the calibrated machine, by level."""
         return fits(self.calibration)
 
     @property
     def error(self) -> float | None:
-        """Of what a network takes, relative, in the middle nine tenths; None: nobody knows it.
+        """The relative error of a network's time (90% interval); None: unknown.
 
-        That of the fit to what was measured on a link, or within the host; the median of errors
-        that are normal is so many times smaller than what nine in ten do not pass.
+        The error is the error of the fit to measurements on a link, or within a host. A factor
+        converts the median of normally distributed errors to the 90% interval.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -139,29 +142,38 @@ class Query:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of weights and gradients."""
+        """The dtype of weights and gradients."""
         return np.dtype("float64" if self.experiment.precision == "float64" else "float32")
 
     @property
-    def slow(self) -> dict[int, Slowdown]:
-        """Who of its workers is slow, on the network or by itself."""
-        known = {**(self.network.slow if self.network else {}), **self.experiment.slow}
-        return {rank: law for rank, law in known.items() if rank < self.workers}
+    def compute_time(self) -> ComputeTime | None:
+        """The modelled compute time of a gradient; None: the forecast uses measured times."""
+        virtual = self.experiment.virtual
+        return None if virtual is None else virtual.compute_time
 
     @property
-    def together(self) -> int:
-        """Ranks that compute on one machine at once."""
+    def slowdowns(self) -> dict[int, Slowdown]:
+        """The slowdowns by worker, from the network and from the experiment."""
+        slowdowns = {
+            **(self.network.stragglers if self.network else {}),
+            **self.experiment.stragglers,
+        }
+        return {rank: slowdown for rank, slowdown in slowdowns.items() if rank < self.workers}
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """The number of ranks that compute on one machine at the same time."""
         if self.virtual:
             return 1
         return self.workers if self.emulated or self.network is None else 1
 
     @property
     def virtual(self) -> bool:
-        """Whether one process would play all ranks, on a clock without overheads."""
+        """Whether one process simulates all ranks on the virtual clock, without overheads."""
         return bool(self.experiment.clock == "virtual")
 
     def memory(self, rows: float) -> dict[str, float]:
-        """Bytes that a rank with the whole model holds in a step on so many rows, by kind."""
+        """Return a rank's bytes, by kind, for the whole model and a batch of `rows` samples."""
         weights = float(self.dtype.itemsize * self.model.parameters)
         return {
             "weights": weights,
@@ -170,152 +182,174 @@ class Query:
             "activations": self.model.memory * rows,
         }
 
-    def alone(self, rows: float) -> float:
-        """Seconds of one rank's own step on so many rows, nobody beside it.
+    def single_rank_seconds(self, rows: float) -> float:
+        """Return the seconds of a single rank's step on a batch of `rows` samples.
 
-        A law says what a worker takes for its part of the batch, however many rows that is; one
-        rank takes so long for each part, and updates once. Strong scaling is held against that.
+        A given compute time refers to a worker's part of the batch, whatever its size. A single
+        rank takes this time for each part, and updates once. Strong scaling is relative to the step
+        of a single rank.
         """
-        law = self.experiment.compute
-        if law is not None and law.mean is not None:
-            parts = rows * self.workers / self.experiment.batch_size
-            return float(law.mean * parts + (law.update or 0.0))
-        return self.step(rows, together=1).seconds
+        compute_time = self.compute_time
+        if compute_time is not None and compute_time.mean is not None:
+            n_parts = rows * self.workers / self.experiment.batch_size
+            return float(compute_time.mean * n_parts + (compute_time.update or 0.0))
+        return self.step(rows, ranks_at_once=1).seconds
 
-    def step(self, rows: float, together: int | None = None) -> StepCost:
-        """A rank's own step on so many rows, interpolated between those that were measured.
+    def step(self, rows: float, ranks_at_once: int | None = None) -> StepCost:
+        """Return a rank's step on a batch of `rows` samples, interpolated between measured steps.
 
-        Times are lines between two measured numbers of rows, and go on beyond the last two.
+        Times are linear between two measured batch sizes. Outside the measured sizes, the two
+        outermost sizes are extrapolated.
 
         Args:
-            rows: of this rank's batch.
-            together: ranks that compute beside it, itself among them; None: as it is asked for.
+            rows: Number of samples in this rank's batch.
+            ranks_at_once: Number of ranks that compute on one machine at the same time, including
+                this one; None: as in the experiment.
 
-        Raises: InvalidInput, for more ranks at once, or other threads, than were measured.
+        Raises:
+            InvalidInput: This number of ranks at once, or of threads, was not measured.
         """
-        together = self.together if together is None else together
+        ranks_at_once = self.ranks_per_machine if ranks_at_once is None else ranks_at_once
         threads = self.experiment.threads
-        steps = [each for each in self.model.steps if each.threads == threads]
+        steps = [measured for measured in self.model.steps if measured.threads == threads]
         if not steps:
-            known = sorted({each.threads for each in self.model.steps})
+            measured_threads = sorted({measured.threads for measured in self.model.steps})
             raise InvalidInput(
-                f"threads={threads} was not measured; the calibration has {known}: use these, or "
-                "measure it by `labkit calibrate`"
+                f"threads={threads} was not measured; the calibration has {measured_threads}: use "
+                "these, or measure it by `labkit calibrate`"
             )
-        most = max(each.together for each in steps)
-        if together > most:
+        largest = max(measured.together for measured in steps)
+        if ranks_at_once > largest:
             raise InvalidInput(
-                f"{together} ranks at once on one machine were not measured, {most} at most; "
-                f"measure them by `labkit calibrate --workers {together}`, or give a network "
-                "between machines"
+                f"{ranks_at_once} ranks at once on one machine were not measured, {largest} at "
+                f"most; measure them by `labkit calibrate --workers {ranks_at_once}`, or give a "
+                "network between machines"
             )
-        beside = min({each.together for each in steps}, key=lambda n: abs(n - together))
-        own = sorted((s for s in steps if s.together == beside), key=lambda each: each.rows)
-        found = {name: _between(rows, own, name) for name in COMPUTED}
-        return StepCost(rows=max(1, round(rows)), threads=threads, together=beside, **found)
+        nearest = min(
+            {measured.together for measured in steps}, key=lambda n: abs(n - ranks_at_once)
+        )
+        candidates = sorted(
+            (s for s in steps if s.together == nearest), key=lambda measured: measured.rows
+        )
+        spreads = {name: _between(rows, candidates, name) for name in COMPUTED}
+        return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
-    def computed(self, rows: float) -> StepCost:
-        """The same in the experiment's own time: as measured, or the mean of what it says.
+    def compute_step(self, rows: float) -> StepCost:
+        """Return a rank's step with the experiment's compute time; without one, as measured.
 
-        Of what it says a third is the way forward, as on the virtual clock.
+        As on the virtual clock, the forward pass takes a third of a given compute time.
         """
-        law = self.experiment.compute
-        if law is None or law.mean is None:
+        compute_time = self.compute_time
+        if compute_time is None or compute_time.mean is None:
             return self.step(rows)
         spreads = {
             name: Spread(median=seconds, low=seconds, high=seconds)
             for name, seconds in (
-                ("forward", law.mean * FORWARDS),
-                ("backward", law.mean * (1 - FORWARDS)),
-                ("update", law.update or 0.0),
+                ("forward", compute_time.mean * FORWARDS),
+                ("backward", compute_time.mean * (1 - FORWARDS)),
+                ("update", compute_time.update or 0.0),
                 ("other", 0.0),
             )
         }
         return StepCost(rows=max(1, round(rows)), threads=1, together=1, **spreads)
 
     def codec(self, compressor: Compressor, nbytes: float) -> CodecCost:
-        """What a compressor takes for a gradient of so many bytes, from those beside it.
+        """Return the cost of a compressor for a gradient, interpolated between measured sizes.
 
-        Raises: InvalidInput, where nobody has measured it.
+        Raises:
+            InvalidInput: The calibration lacks the compressor.
         """
-        wanted = compressor.to_json()
-        known = [each for each in self.calibration.codecs if each.compressor == wanted]
-        if not known:
+        compressor_json = compressor.to_json()
+        costs = [cost for cost in self.calibration.codecs if cost.compressor == compressor_json]
+        if not costs:
             raise InvalidInput(
                 f"{compressor!r} was not measured in this calibration; measure it by "
                 "`labkit calibrate`"
             )
-        near = sorted(known, key=lambda each: abs(np.log(max(each.nbytes, 1) / max(nbytes, 1))))
-        scale = nbytes / max(near[0].nbytes, 1)
-        if len(near) == 1 or scale == 1:
-            return _scaled(near[0], nbytes, scale)
-        low, high = sorted(near[:2], key=lambda each: each.nbytes)
+        by_distance = sorted(
+            costs, key=lambda cost: abs(np.log(max(cost.nbytes, 1) / max(nbytes, 1)))
+        )
+        scale = nbytes / max(by_distance[0].nbytes, 1)
+        if len(by_distance) == 1 or scale == 1:
+            return _scaled(by_distance[0], nbytes, scale)
+        low, high = sorted(by_distance[:2], key=lambda cost: cost.nbytes)
         share = (nbytes - low.nbytes) / (high.nbytes - low.nbytes)
         return CodecCost(
-            compressor=wanted,
+            compressor=compressor_json,
             nbytes=round(nbytes),
             encode=line_through(low.encode, high.encode, share),
             decode=line_through(low.decode, high.decode, share),
             payload=round(low.payload + share * (high.payload - low.payload)),
         )
 
-    def knows(self, what: str) -> bool:
-        """Whether an overhead was measured."""
-        return any(overhead.what == what for overhead in self.calibration.overheads)
+    def has_overhead(self, kind: str) -> bool:
+        """Return whether the calibration contains an overhead of this kind."""
+        return any(overhead.what == kind for overhead in self.calibration.overheads)
 
-    def overhead(self, what: str, nbytes: float = 0) -> Source:
-        """Where what `once` says is from."""
-        known = [each for each in self.calibration.overheads if each.what == what]
-        if not known:
-            return Source(what, "not measured: counted as nothing")
-        ranks = beyond(self.workers, (each.workers for each in known))
-        sizes = beyond(nbytes, (each.nbytes for each in known)) if nbytes else ""
-        return Source(what, f"measured{ranks and ranks + ' ranks'}{sizes and sizes + ' bytes'}")
+    def overhead_source(self, kind: str, nbytes: float = 0) -> Provenance:
+        """Return the origin of the values of `overhead_cost`."""
+        overheads = [entry for entry in self.calibration.overheads if entry.what == kind]
+        if not overheads:
+            return Provenance(kind, "not measured: counted as 0 s")
+        ranks = range_note(self.workers, (entry.workers for entry in overheads))
+        sizes = range_note(nbytes, (entry.nbytes for entry in overheads)) if nbytes else ""
+        return Provenance(kind, f"measured{ranks and ranks + ' ranks'}{sizes and sizes + ' bytes'}")
 
-    def computing(self, rows: float, how: str) -> Source:
-        """Where what `step` says is from."""
+    def compute_source(self, rows: float, method: str) -> Provenance:
+        """Return the origin of the values of `step`."""
         threads = self.experiment.threads
-        known = (step.rows for step in self.model.steps if step.threads == threads)
-        far = beyond(rows, known)
-        return Source("forward, backward, update, other", f"measured, {how}{far and far + ' rows'}")
+        measured_rows = (step.rows for step in self.model.steps if step.threads == threads)
+        note = range_note(rows, measured_rows)
+        return Provenance(
+            "forward, backward, update, other", f"measured, {method}{note and note + ' rows'}"
+        )
 
-    def once(self, what: str, nbytes: float = 0) -> Spread:
-        """An overhead at the number of ranks that is nearest; nothing where none was measured.
+    def overhead_cost(self, kind: str, nbytes: float = 0) -> Spread:
+        """Return an overhead at the nearest measured number of ranks; 0 s if it was not measured.
 
-        Between two sizes that were measured, and beyond the last two, it is on their line.
+        Values are linear between two measured sizes, and are extrapolated above the largest size.
         """
-        known = [overhead for overhead in self.calibration.overheads if overhead.what == what]
-        if not known:
+        overheads = [overhead for overhead in self.calibration.overheads if overhead.what == kind]
+        if not overheads:
             return Spread(median=0.0, low=0.0, high=0.0)
-        near = min({each.workers for each in known}, key=lambda n: abs(n - self.workers))
-        return by_bytes([(e.nbytes, e.seconds) for e in known if e.workers == near], nbytes)
+        nearest = min({each.workers for each in overheads}, key=lambda n: abs(n - self.workers))
+        return interpolate(
+            [
+                (overhead_.nbytes, overhead_.seconds)
+                for overhead_ in overheads
+                if overhead_.workers == nearest
+            ],
+            nbytes,
+        )
 
 
-def trust(asked: Query) -> list[Source]:
-    """Where the width of what a network takes is from."""
-    if asked.network is None or asked.virtual or asked.workers == 1:
+def network_error_sources(query: Query) -> list[Provenance]:
+    """Return the origin of the network's relative error; an empty list if no error applies."""
+    if query.network is None or query.virtual or query.workers == 1:
         return []
-    how = "no allreduce was measured: not counted, so that intervals are too narrow"
-    if asked.error is not None:
-        how = f"off by {asked.error:.0%} nine times in ten, by the fit to what was measured"
-    return [Source("error of the network", how)]
+    method = "no allreduce was measured: the error is ignored, so intervals are too narrow"
+    if query.error is not None:
+        method = f"{query.error:.0%} at the 90% level, from the fit to measurements"
+    return [Provenance("error of the network", method)]
 
 
-def _between(rows: float, own: list[StepCost], name: str) -> Spread:
-    """A part of a step at so many rows."""
-    if len(own) == 1:
-        return times(getattr(own[0], name), rows / own[0].rows if name != "update" else 1.0)
-    place = int(np.clip(np.searchsorted([each.rows for each in own], rows), 1, len(own) - 1))
-    low, high = own[place - 1], own[place]
+def _between(rows: float, steps: list[StepCost], name: str) -> Spread:
+    """Return the spread of one part of a step, interpolated at a batch size of `rows`."""
+    if len(steps) == 1:
+        return scale_spread(
+            getattr(steps[0], name), rows / steps[0].rows if name != "update" else 1.0
+        )
+    index = int(np.clip(np.searchsorted([step.rows for step in steps], rows), 1, len(steps) - 1))
+    low, high = steps[index - 1], steps[index]
     share = (rows - low.rows) / (high.rows - low.rows)
     return line_through(getattr(low, name), getattr(high, name), share)
 
 
-def _scaled(known: CodecCost, nbytes: float, factor: float) -> CodecCost:
+def _scaled(cost: CodecCost, nbytes: float, factor: float) -> CodecCost:
     return CodecCost(
-        compressor=known.compressor,
+        compressor=cost.compressor,
         nbytes=round(nbytes),
-        encode=times(known.encode, factor),
-        decode=times(known.decode, factor),
-        payload=round(known.payload * factor),
+        encode=scale_spread(cost.encode, factor),
+        decode=scale_spread(cost.decode, factor),
+        payload=round(cost.payload * factor),
     )

@@ -1,8 +1,8 @@
-"""Whole steps that were measured, held against their own parts: what these do not see of a step.
+"""Correction of forecasts by the difference between measured whole steps and their parts.
 
-Parts are measured apart; together they get in each other's way. What a whole step of the same way
-to train took more than the forecast of its parts, there where it was measured, is added to the
-forecast from parts elsewhere.
+Parts of steps are measured separately, but in a whole step they slow each other down. The
+difference between a measured whole step and the forecast from its parts is therefore added to the
+forecasts of other settings.
 """
 
 from __future__ import annotations
@@ -15,176 +15,210 @@ from itertools import combinations
 import numpy as np
 
 from labkit.common.units import plural
-from labkit.forecast.calibration import Source, WayCost, model_of
-from labkit.forecast.input_stall import of_one, read
+from labkit.forecast.calibration import Provenance, WayCost, model_of
+from labkit.forecast.input_stall import read, seconds_with_input
 from labkit.forecast.query import COMPUTED, Query, StepForecast
 
-BEYOND = 0.5  # of the way between the outermost points, so far a line goes on
+BEYOND = 0.5  # limit of extrapolation, relative to the distance between the outermost points
 NINE_IN_TEN = 0.9
-MOST = 0.5  # of the parts, that a whole step may be shorter
+MOST = 0.5  # maximum reduction of a step, as a fraction of the sum of its parts
 Points = Sequence[tuple[float, float]]
-_FOUND: dict[
+_PART_FORECASTS: dict[
     tuple[str, str, str], StepForecast
-] = {}  # by all that they depend on: a play takes long
+] = {}  # forecasts from parts are cached, because runs of programs are slow
 
 
 @dataclass(frozen=True)
-class More:
-    """What a whole step takes more than its parts.
+class Residual:
+    """The difference between a measured whole step and the sum of its parts.
 
     Attributes:
-        seconds: may be below nothing.
-        unsure: s by which it may be off, nine times in ten, beside what varies from run to run.
-        how: it is known.
+        seconds: Difference, s, possibly negative.
+        error: Error of the difference at the 90% level, s, without the variation between runs.
+        how: Description of how the difference was obtained.
     """
 
     seconds: float
-    unsure: float
+    error: float
     how: str
 
 
-def as_whole(asked: Query, taken: StepForecast) -> StepForecast:
-    """The forecast from parts, with what whole steps took more than theirs.
+def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
+    """Correct a forecast from parts by the difference between measured whole steps and their parts.
 
-    Where the calibration has no such way computing takes as much more as that of one rank alone.
-    Unchanged, but for a source that says so, where nobody has measured that.
+    If this strategy was not measured, the computation is corrected by the difference of a single
+    rank's step. If single ranks were not measured either, only a note on this fact is added.
     """
-    if asked.virtual or asked.experiment.compute is not None:
-        return taken
-    found = _together(asked, taken) or _computed(asked, taken)
-    if found is None:
-        how = "the sum of its parts: no whole step was measured"
-        return replace(taken, sources=(*taken.sources, Source("whole step", how)))
-    whole, (low, high) = _longer(asked, taken.rows, _ready(taken), found), taken.spread
-    more = whole - taken.seconds
-    # Chances of their own: of the parts, of the line, and from one run to the next.
-    ratio = _chance(asked.calibration.ways)
-    below = math.hypot((1 - low) * taken.seconds, found.unsure, (1 - 1 / ratio) * whole)
-    above = math.hypot((high - 1) * taken.seconds, found.unsure, (ratio - 1) * whole)
+    if query.virtual or query.compute_time is not None:
+        return parts_forecast
+    residual = _distributed_residual(query, parts_forecast) or _scaled_residual(
+        query, parts_forecast
+    )
+    if residual is None:
+        method = "the sum of its parts: whole steps were not measured"
+        return replace(
+            parts_forecast, sources=(*parts_forecast.sources, Provenance("whole step", method))
+        )
+    total, (low, high) = (
+        _corrected_seconds(
+            query, parts_forecast.rows, _seconds_without_stall(parts_forecast), residual
+        ),
+        parts_forecast.spread,
+    )
+    difference = total - parts_forecast.seconds
+    # The errors of the parts, of the interpolation, and between runs are independent.
+    ratio = _run_ratio(query.calibration.ways)
+    below = math.hypot((1 - low) * parts_forecast.seconds, residual.error, (1 - 1 / ratio) * total)
+    above = math.hypot((high - 1) * parts_forecast.seconds, residual.error, (ratio - 1) * total)
     return replace(
-        taken,
-        parts={**taken.parts, "whole": more},
-        spread=(max(0.0, 1 - below / whole), 1 + above / whole),
-        sources=(*taken.sources, Source("whole step", found.how)),
-        more={k: v + more if k in ("step_low", "step_high") else v for k, v in taken.more.items()},
+        parts_forecast,
+        parts={**parts_forecast.parts, "whole": difference},
+        spread=(max(0.0, 1 - below / total), 1 + above / total),
+        sources=(*parts_forecast.sources, Provenance("whole step", residual.how)),
+        more={
+            k: v + difference if k in ("step_low", "step_high") else v
+            for k, v in parts_forecast.more.items()
+        },
     )
 
 
-def alone(asked: Query, rows: float) -> float:
-    """Seconds of one rank's own step on so many rows, nobody beside it, as a whole."""
-    found = _more_of_one(asked, rows)
-    if asked.virtual or asked.experiment.compute is not None or found is None:
-        return of_one(asked, rows)
-    return _longer(asked, rows, asked.alone(rows), found)
+def single_rank_seconds(query: Query, rows: float) -> float:
+    """Return the corrected seconds of a single rank's step on a batch of `rows` samples."""
+    residual = _single_rank_residual(query, rows)
+    if query.virtual or query.compute_time is not None or residual is None:
+        return seconds_with_input(query, rows)
+    return _corrected_seconds(query, rows, query.single_rank_seconds(rows), residual)
 
 
-def _longer(asked: Query, rows: float, seconds: float, more: More) -> float:
-    """A step of parts that take so long without waiting for data; reading is hidden by all of it.
+def _corrected_seconds(query: Query, rows: float, seconds: float, residual: Residual) -> float:
+    """Return the corrected seconds of a step; at least, the time to read the next batch.
 
     Args:
-        rows: that a rank reads for it.
+        query: Query with the experiment and the calibration.
+        rows: Number of samples that a rank reads for the step.
+        seconds: Sum of the step's parts without waits for data, s.
+        residual: Difference between measured whole steps and their parts.
     """
-    return max(seconds + max(more.seconds, -MOST * seconds), read(asked, rows).median)
+    return max(seconds + max(residual.seconds, -MOST * seconds), read(query, rows).median)
 
 
-def _ready(taken: StepForecast) -> float:
-    """Seconds without waiting for data."""
+def _seconds_without_stall(taken: StepForecast) -> float:
+    """Return the seconds of a step without waits for data."""
     return taken.seconds - taken.parts.get("read", 0.0)
 
 
-def _more_of_one(asked: Query, rows: float) -> More | None:
-    """On a line over the rows of a batch."""
-    known = [each for each in _known(asked) if each.workers == 1]
-    if not known:
+def _single_rank_residual(query: Query, rows: float) -> Residual | None:
+    """Return the difference of a single rank's whole step from its parts, for a batch of `rows`."""
+    ways = [way for way in _matching_ways(query) if way.workers == 1]
+    if not ways:
         return None
-    points = [(float(w.batch), w.seconds.median - asked.alone(w.batch)) for w in known]
-    seconds, unsure = on_line(points, rows)
-    return More(seconds, unsure, f"measured alone, on a line between batches ({_runs(known)})")
+    points = [
+        (float(way.batch), way.seconds.median - query.single_rank_seconds(way.batch))
+        for way in ways
+    ]
+    seconds, error = interpolate_points(points, rows)
+    return Residual(seconds, error, f"measured with one rank, by interpolation ({_runs(ways)})")
 
 
-def _computed(asked: Query, taken: StepForecast) -> More | None:
-    """As much more as one rank alone takes for these rows, by the share of it that is computed."""
-    found = _more_of_one(asked, taken.rows)
-    if found is None or asked.workers == 1:
-        return found
-    share = sum(taken.parts.get(name, 0.0) for name in COMPUTED) / asked.alone(taken.rows)
-    how = f"what one rank alone takes more for what it computes, {found.how}"
-    return More(share * found.seconds, share * found.unsure, how)
+def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
+    """Return a single rank's difference, scaled to the amount of computation in this step."""
+    residual = _single_rank_residual(query, taken.rows)
+    if residual is None or query.workers == 1:
+        return residual
+    share = sum(taken.parts.get(name, 0.0) for name in COMPUTED) / query.single_rank_seconds(
+        taken.rows
+    )
+    method = f"difference of a single rank's step, scaled to the computation, {residual.how}"
+    return Residual(share * residual.seconds, share * residual.error, method)
 
 
-def _together(asked: Query, taken: StepForecast) -> More | None:
-    """On a line over what the network takes of a step."""
-    if not asked.emulated or asked.workers == 1:
+def _distributed_residual(query: Query, taken: StepForecast) -> Residual | None:
+    """Return the difference of distributed steps, interpolated over the time on the network."""
+    if not query.emulated or query.workers == 1:
         return None
-    own = asked.experiment.strategy.to_json()
-    ways = [each for each in _known(asked) if each.workers == asked.workers]
-    known, how = [each for each in ways if each.strategy == own], "measured"
-    if not known:
-        known = [each for each in ways if _plain(each.strategy) == _plain(own)]
-        how = "that of the same way with another compressor"
-    if not known:
+    strategy_json = query.experiment.strategy.to_json()
+    ways = [way for way in _matching_ways(query) if way.workers == query.workers]
+    matching, method = [way for way in ways if way.strategy == strategy_json], "measured"
+    if not matching:
+        matching = [
+            way
+            for way in ways
+            if _without_compressor(way.strategy) == _without_compressor(strategy_json)
+        ]
+        method = "measured with another compressor"
+    if not matching:
         return None
     batch = min(
-        (w.batch for w in known), key=lambda n: abs(math.log(n / asked.experiment.batch_size))
+        (way.batch for way in matching),
+        key=lambda n: abs(math.log(n / query.experiment.batch_size)),
     )
-    known = [each for each in known if each.batch == batch]
-    parts = [_parts(asked, each) for each in known]
+    matching = [way for way in matching if way.batch == batch]
+    forecasts = [_forecast_of_parts(query, way) for way in matching]
     points = [
-        (one.parts.get("wire", 0.0), way.seconds.median - one.seconds)
-        for way, one in zip(known, parts, strict=True)
+        (forecast.parts.get("wire", 0.0), way.seconds.median - forecast.seconds)
+        for way, forecast in zip(matching, forecasts, strict=True)
     ]
-    seconds, unsure = on_line(points, taken.parts.get("wire", 0.0))
-    on = " and ".join(sorted({each.network.name for each in known if each.network}))
-    return More(seconds, unsure, f"{how}, on {on} with {batch} rows ({_runs(known)})")
+    seconds, error = interpolate_points(points, taken.parts.get("wire", 0.0))
+    networks = " and ".join(sorted({way.network.name for way in matching if way.network}))
+    return Residual(
+        seconds, error, f"{method}, on {networks} with {batch} rows ({_runs(matching)})"
+    )
 
 
-def _known(asked: Query) -> list[WayCost]:
-    wanted, threads = model_of(asked.experiment), asked.experiment.threads
-    every = asked.calibration.ways
-    return [each for each in every if each.model == wanted and each.threads == threads]
+def _matching_ways(query: Query) -> list[WayCost]:
+    description, threads = model_of(query.experiment), query.experiment.threads
+    ways = query.calibration.ways
+    return [way for way in ways if way.model == description and way.threads == threads]
 
 
-def _plain(strategy: dict[str, object]) -> dict[str, object]:
-    """Without its compressor."""
+def _without_compressor(strategy: dict[str, object]) -> dict[str, object]:
+    """Return a strategy's JSON without its compressor."""
     return {name: value for name, value in strategy.items() if name != "compressor"}
 
 
-def _parts(asked: Query, way: WayCost) -> StepForecast:
-    """The forecast from parts of what was measured as a whole; made once for a calibration."""
-    key = asked.calibration.hash8, asked.experiment.hash8, way.model_dump_json()
-    if key not in _FOUND:
+def _forecast_of_parts(query: Query, way: WayCost) -> StepForecast:
+    """Return the forecast from parts for the setting of a measured whole step, from a cache."""
+    key = query.calibration.hash8, query.experiment.hash8, way.model_dump_json()
+    if key not in _PART_FORECASTS:
         fields = {"strategy": way.strategy, "batch_size": way.batch, "network": way.network}
-        experiment = asked.experiment.replace(**fields, capacities=None, slow={}, faults=())
-        measured = replace(asked, experiment=experiment, network=way.network)
-        _FOUND[key] = experiment.strategy.forecast(measured)
-    return _FOUND[key]
+        experiment = query.experiment.replace(
+            **fields, batch_weights=None, stragglers={}, faults=()
+        )
+        measured = replace(query, experiment=experiment, network=way.network)
+        _PART_FORECASTS[key] = experiment.strategy.forecast(measured)
+    return _PART_FORECASTS[key]
 
 
-def on_line(points: Points, at: float) -> tuple[float, float]:
-    """Seconds at a place between points, or a little beyond them, and by how much they are unsure.
+def interpolate_points(points: Points, at: float) -> tuple[float, float]:
+    """Interpolate between points (position, seconds); return the seconds at `at` and their error.
 
-    What lies on a line is exact. The unsure part is half of the difference from the nearest point,
-    and of what was found in its place; of a single place, the share by which it is another one.
+    Extrapolation is limited by `BEYOND`. The error is half of the difference from the nearest
+    point, plus half of the spread of the values at that point. If all points have one position, the
+    error grows with the relative distance from that position.
     """
-    own, found = np.array(sorted(points), float).T
-    places, of = np.unique(own, return_inverse=True)
-    seconds = np.bincount(of, found) / np.bincount(of)
-    nearest = int(np.argmin(np.abs(places - at)))
-    differ = float(np.ptp(found[of == nearest])) / 2
-    if len(places) == 1:
-        far = abs(at - places[0]) / max(at, places[0], 1e-300)
-        return float(seconds[0]), differ + float(far * abs(seconds[0]))
-    span = places[-1] - places[0]
-    at = float(np.clip(at, places[0] - BEYOND * span, places[-1] + BEYOND * span))
-    second = int(np.clip(np.searchsorted(places, at), 1, len(places) - 1))
+    positions, values = np.array(sorted(points), float).T
+    unique_positions, indices = np.unique(positions, return_inverse=True)
+    seconds = np.bincount(indices, values) / np.bincount(indices)
+    nearest = int(np.argmin(np.abs(unique_positions - at)))
+    half_spread = float(np.ptp(values[indices == nearest])) / 2
+    if len(unique_positions) == 1:
+        distance = abs(at - unique_positions[0]) / max(at, unique_positions[0], 1e-300)
+        return float(seconds[0]), half_spread + float(distance * abs(seconds[0]))
+    span = unique_positions[-1] - unique_positions[0]
+    at = float(
+        np.clip(at, unique_positions[0] - BEYOND * span, unique_positions[-1] + BEYOND * span)
+    )
+    second = int(np.clip(np.searchsorted(unique_positions, at), 1, len(unique_positions) - 1))
     first = second - 1
-    slope = (seconds[second] - seconds[first]) / (places[second] - places[first])
-    there = float(seconds[first] + slope * (at - places[first]))
-    return there, differ + abs(there - float(seconds[nearest])) / 2
+    slope = (seconds[second] - seconds[first]) / (
+        unique_positions[second] - unique_positions[first]
+    )
+    value = float(seconds[first] + slope * (at - unique_positions[first]))
+    return value, half_spread + abs(value - float(seconds[nearest])) / 2
 
 
-def _chance(ways: Sequence[WayCost]) -> float:
-    """By which factor two runs of one way differ at most, nine times in ten, of all ways."""
+def _run_ratio(ways: Sequence[WayCost]) -> float:
+    """Return the slower-to-faster ratio that one in ten pairs of runs of one setting exceeds."""
     pairs = [pair for way in ways for pair in combinations(way.runs, 2)]
     ratios = [max(pair) / min(pair) for pair in pairs]
     return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0

@@ -1,4 +1,4 @@
-"""What models take whose layers are cut: in slices by units, or over a grid of machines."""
+"""Forecasts of strategies that divide layers: tensor parallelism, and grids of machines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.calibration import LayerCost, Source, StepCost
-from labkit.forecast.neighbours import Group, by_link, of_groups, typical
-from labkit.forecast.order_statistics import alike, last_of, slowest
-from labkit.forecast.query import COMPUTED, Query, StepForecast, trust
-from labkit.schedules.grid import Grid, crossing, held
+from labkit.forecast.calibration import LayerCost, Provenance, StepCost
+from labkit.forecast.neighbours import Group, link_bytes, link_bytes_of_groups, typical_interval
+from labkit.forecast.order_statistics import expected_maximum, group_ranks, slowest
+from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
+from labkit.schedules.grid import Grid, crossing, owned_boxes
 
-# Of kinds that have slices: which weight, and which of its dimensions, says how many there may be.
+# For each layer class that can be divided: which weight, and which of its dimensions, limits the
+# number of slices.
 DIVIDED = {
     "Dense": (0, -1),
     "Conv2D": (0, -1),
@@ -23,23 +24,23 @@ DIVIDED = {
     "GroupedQueryAttention": (2, 1),
 }
 HEADS = ("MultiHeadAttention", "GroupedQueryAttention")
-# What may stand within a pair: what it gives for a unit or channel, it makes of that alone.
+# Layers that may be between the two layers of a pair: they treat each unit or channel separately.
 WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # sums of a number a row by which slices share a loss, behind the largest of each
+SCORES = 2  # allreduce sums of one number per sample by which slices compute the loss together
 
 
 @dataclass(frozen=True)
-class Slice:
-    """What one slice of a layer does, a row: its share of the work, and what slices exchange.
+class SliceWork:
+    """One rank's slice of a layer: its fraction of the work, and its communication per sample.
 
     Attributes:
-        share: of the layer's time and weights.
-        total, gather: bytes that are added up, or gathered, on the way forward.
-        back: bytes that are added up on the way back.
-        sums: how many sums those are, forward.
+        share: Fraction of the layer's time and weights.
+        total, gather: Bytes that are summed, or gathered, in the forward pass.
+        back: Bytes that are summed in the backward pass.
+        sums: Number of allreduces over which `total` is divided.
     """
 
     share: float = 1.0
@@ -51,44 +52,48 @@ class Slice:
 
 def sliced(
     layers: Sequence[LayerCost], size: int, shares_scores: bool, value: int = 4
-) -> list[Slice]:
-    """How each layer of a chain is cut, by the rules of `labkit.model_parallel.tensor`.
+) -> list[SliceWork]:
+    """Return one rank's slice of each layer, by the rules of `labkit.model_parallel.tensor`.
 
-    Two layers of one kind, Dense or Conv2D, behind each other are a pair; so is attention by
-    itself. A block of several layers of one kind counts as one of these.
+    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one sum; an
+    attention layer counts as a pair. A block of several layers of one class counts as one layer.
     """
-    found, share = [Slice() for _ in layers], 1 / size
-    first = next((number for number, each in enumerate(layers) if each.weights), len(layers))
-    done = -1  # the end of the last pair
+    slices, share = [SliceWork() for _ in layers], 1 / size
+    first = next((number for number, layer in enumerate(layers) if layer.weights), len(layers))
+    pair_end = -1  # index of the last layer of a pair
     for number, layer in enumerate(layers):
-        if number <= done or not _divides(layer, size):
+        if number <= pair_end or not _divides(layer, size):
             continue
-        before = float(layers[number - 1].out) if first < number else 0.0
+        input_bytes = float(layers[number - 1].out) if first < number else 0.0
         if layer.kind in HEADS:
-            found[number] = Slice(share, total=layer.out, back=before)
+            slices[number] = SliceWork(share, total=layer.out, back=input_bytes)
         elif layer.kind == "Embedding":
-            found[number] = Slice(share, total=layer.out)
-        elif (row := _behind(layers, number)) is not None:
-            found[number:row] = [Slice(share, back=before), *[Slice(share)] * (row - number - 1)]
-            found[row] = Slice(share, total=layers[row].out)
-            done = row
+            slices[number] = SliceWork(share, total=layer.out)
+        elif (second := _behind(layers, number)) is not None:
+            slices[number:second] = [
+                SliceWork(share, back=input_bytes),
+                *[SliceWork(share)] * (second - number - 1),
+            ]
+            slices[second] = SliceWork(share, total=layers[second].out)
+            pair_end = second
         elif shares_scores and number == len(layers) - 1:
-            found[number] = Slice(share, SCORES * value, size * value, before, SCORES)
+            slices[number] = SliceWork(share, SCORES * value, size * value, input_bytes, SCORES)
         else:
-            found[number] = Slice(share, gather=layer.out, back=before)
-    return found
+            slices[number] = SliceWork(share, gather=layer.out, back=input_bytes)
+    return slices
 
 
 def _divides(layer: LayerCost, size: int) -> bool:
-    """Whether there is something of it for each slice."""
-    if layer.kind not in DIVIDED or not layer.weights:  # those of a frozen one are not known
+    """Return whether a layer has at least one unit per slice."""
+    # A frozen layer is not divided, because the calibration lacks the shapes of its weights.
+    if layer.kind not in DIVIDED or not layer.weights:
         return False
     weight, dimension = DIVIDED[layer.kind]
     return layer.weights[weight][dimension] >= size
 
 
 def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
-    """The layer that makes a pair with this one; None: there is none."""
+    """Return the number of the later layer that forms a pair with this layer; None: none does."""
     for other in range(number + 1, len(layers)):
         if layers[other].kind not in WITHIN:
             return other if layers[other].kind == layers[number].kind else None
@@ -96,8 +101,8 @@ def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Of a slice, s: computing forward and back, the waits for others; bytes sent, and by link."""
+class SliceCost:
+    """The cost of a slice: seconds of both passes and of communication; bytes sent, and by link."""
 
     forward: float
     backward: float
@@ -106,36 +111,43 @@ class Cost:
     links: Mapping[str, float] = field(default_factory=dict)
 
 
-def of_slices(
+def slice_cost(
     group: Group, layers: Sequence[LayerCost], step: StepCost, rows: float, algorithm: str = ""
-) -> Cost:
-    """What ranks take that share these layers, on batches of so many rows."""
-    scores = group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
+) -> SliceCost:
+    """Return one rank's cost if a group of ranks divides these layers, for a batch of `rows`."""
+    shares_scores = (
+        group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
+    )
     forward = backward = wire = sent = 0.0
     links: Counter[str] = Counter()
-    shared = sliced(layers, group.workers, scores, group.dtype.itemsize)
-    for layer, own in zip(layers, shared, strict=True):
-        forward += own.share * layer.forward * step.forward.median
-        backward += own.share * layer.backward * step.backward.median
-        sums = [("sum", own.total / own.sums)] * own.sums
-        for kind, nbytes in (*sums, ("gather", own.gather), ("sum", own.back)):
-            taken = group.total(nbytes * rows, algorithm, kind)
-            wire, sent = wire + taken.seconds.median, sent + taken.sent
-            links.update(taken.links)
-    return Cost(forward, backward, wire, sent, links)
+    layer_slices = sliced(layers, group.workers, shares_scores, group.dtype.itemsize)
+    for layer, layer_slice in zip(layers, layer_slices, strict=True):
+        forward += layer_slice.share * layer.forward * step.forward.median
+        backward += layer_slice.share * layer.backward * step.backward.median
+        sums = [("sum", layer_slice.total / layer_slice.sums)] * layer_slice.sums
+        for kind, nbytes in (*sums, ("gather", layer_slice.gather), ("sum", layer_slice.back)):
+            estimate = group.total(nbytes * rows, algorithm, kind)
+            wire, sent = wire + estimate.seconds.median, sent + estimate.sent
+            links.update(estimate.links)
+    return SliceCost(forward, backward, wire, sent, links)
 
 
-def of_tensor_parallel(asked: Query, slices: int, algorithm: str) -> StepForecast:
-    """The step of `TensorParallel`: slices of all layers, replicas of these."""
-    replicas, model = asked.workers // slices, asked.model
-    rows = asked.experiment.batch_size / replicas
-    step = asked.step(rows)
-    group = Group.of(asked, range(slices))
-    cost = of_slices(group, model.layers, step, rows, algorithm)
-    shared = sliced(model.layers, slices, asked.experiment.loss is None)
-    held = sum(s.share * _size(layer) for s, layer in zip(shared, model.layers, strict=True))
-    share = held / max(1, sum(map(_size, model.layers)))
-    mean = Group.of(asked, range(0, asked.workers, slices)).total(asked.dtype.itemsize * held)
+def of_tensor_parallel(query: Query, slices: int, algorithm: str) -> StepForecast:
+    """Return the step forecast of `TensorParallel`: each replica divides its layers into slices."""
+    replicas, model = query.workers // slices, query.model
+    rows = query.experiment.batch_size / replicas
+    step = query.step(rows)
+    group = Group.of(query, range(slices))
+    cost = slice_cost(group, model.layers, step, rows, algorithm)
+    layer_slices = sliced(model.layers, slices, query.experiment.loss is None)
+    weights_held = sum(
+        layer_slice.share * _size(layer)
+        for layer_slice, layer in zip(layer_slices, model.layers, strict=True)
+    )
+    share = weights_held / max(1, sum(map(_size, model.layers)))
+    mean = Group.of(query, range(0, query.workers, slices)).total(
+        query.dtype.itemsize * weights_held
+    )
     parts = {
         "forward": cost.forward,
         "backward": cost.backward,
@@ -143,68 +155,76 @@ def of_tensor_parallel(asked: Query, slices: int, algorithm: str) -> StepForecas
         "update": share * step.update.median,
         "wire": cost.wire + mean.seconds.median,
     }
-    parts["wait"] = _late(asked, rows, parts)
-    whole = asked.memory(rows)
+    parts["wait"] = _slowest_wait(query, rows, parts)
+    memory = query.memory(rows)
     return StepForecast(
         parts=parts,
         rows=rows,
-        spread=typical(asked, step, parts),
-        nbytes=of_groups(asked, slices, cost.links, mean.links),
-        memory={n: each if n == "activations" else share * each for n, each in whole.items()},
+        spread=typical_interval(query, step, parts),
+        nbytes=link_bytes_of_groups(query, slices, cost.links, mean.links),
+        memory={
+            n: nbytes if n == "activations" else share * nbytes for n, nbytes in memory.items()
+        },
         sources=(
-            asked.computing(rows, "by the shares of layers"),
-            Source("what slices exchange", "the rules of a chain, by the kinds of layers"),
-            *trust(asked),
+            query.compute_source(rows, "by the shares of layers"),
+            Provenance("what slices exchange", "the rules of a chain, by the layer classes"),
+            *network_error_sources(query),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
     )
 
 
-def of_grid(asked: Query, grid: Grid) -> StepForecast:
-    """The step of `LocallyConnected`: tiles of all layers, what crosses before each of them.
+def of_grid(query: Query, grid: Grid) -> StepForecast:
+    """Return the step forecast of `SpatialParallel`: each replica divides its layers into tiles.
 
-    Raises: InvalidInput, for a model of which nobody knows the planes.
+    Raises:
+        InvalidInput: The shapes of the model's layers are unknown.
     """
-    planes, machines = asked.experiment.planes, grid[0] * grid[1]
+    planes, machines = query.experiment.planes, grid[0] * grid[1]
     if planes is None:
         raise InvalidInput(
-            "a grid has a forecast for named models and data sets alone, of which the borders of "
-            "tiles are known; give model='locally_connected' or another name"
+            "a grid has a forecast only for named models and data sets, whose tile borders are "
+            "known; give model='locally_connected' or another name"
         )
-    replicas = asked.workers // machines
-    rows = asked.experiment.batch_size / replicas
-    step, group = asked.step(rows), Group.of(asked, range(machines))
-    value = asked.dtype.itemsize
+    replicas = query.workers // machines
+    rows = query.experiment.batch_size / replicas
+    step, group = query.step(rows), Group.of(query, range(machines))
+    value = query.dtype.itemsize
     crosses = crossing(planes, grid)
     forward = backward = wire = 0.0
     messages = []
     for number in range(1, len(planes)):
-        here = crosses.layer == number
-        out = zip(
-            *(crosses.source[here].tolist(), crosses.destination[here].tolist()),
-            *(crosses.values[here].tolist(), crosses.values_back[here].tolist()),
+        mask = crosses.layer == number
+        crossings = zip(
+            *(crosses.source[mask].tolist(), crosses.destination[mask].tolist()),
+            *(crosses.values[mask].tolist(), crosses.values_back[mask].tolist()),
             strict=True,
         )
-        ways = [(a, b, value * rows * n, value * rows * back) for a, b, n, back in out]
-        there = [(a, b, n) for a, b, n, _ in ways]
-        back = [(b, a, n) for a, b, _, n in ways if n]
-        messages += [*there, *back]
-        wire += group.exchange(there) + group.exchange(back)
-    shares = [*_tiles(asked, grid)]
-    forward = sum(each * layer.forward for each, layer in shares) * step.forward.median
-    backward = sum(each * layer.backward for each, layer in shares) * step.backward.median
+        exchanges = [
+            (a, b, value * rows * n, value * rows * backward_messages)
+            for a, b, n, backward_messages in crossings
+        ]
+        forward_messages = [(a, b, n) for a, b, n, _ in exchanges]
+        backward_messages = [(b, a, n) for a, b, _, n in exchanges if n]
+        messages += [*forward_messages, *backward_messages]
+        wire += group.exchange(forward_messages) + group.exchange(backward_messages)
+    shares = [*_tile_shares(query, grid)]
+    forward = sum(share * layer.forward for share, layer in shares) * step.forward.median
+    backward = sum(share * layer.backward for share, layer in shares) * step.backward.median
     kernels = sum(value * _size(layer) for _, layer in shares if layer.kind == "Conv2D")
-    rest = value * sum(map(_size, asked.model.layers)) - kernels
+    other_bytes = value * sum(map(_size, query.model.layers)) - kernels
     kernel = group.total(kernels)
-    mean = Group.of(asked, range(0, asked.workers, machines)).total(kernels + rest / machines)
+    mean = Group.of(query, range(0, query.workers, machines)).total(
+        kernels + other_bytes / machines
+    )
     wire += kernel.seconds.median + mean.seconds.median
-    sent = sum(each for *_, each in messages)
+    sent = sum(share for *_, share in messages)
     all_messages = [
         (machines * replica + a, machines * replica + b, nbytes)
         for replica in range(replicas)
         for a, b, nbytes in messages
     ]
-    share = (kernels + rest / machines) / max(1.0, kernels + rest)
+    share = (kernels + other_bytes / machines) / max(1.0, kernels + other_bytes)
     parts = {
         "forward": forward,
         "backward": backward,
@@ -212,42 +232,44 @@ def of_grid(asked: Query, grid: Grid) -> StepForecast:
         "update": share * step.update.median,
         "wire": wire,
     }
-    parts["wait"] = _late(asked, rows, parts)
+    parts["wait"] = _slowest_wait(query, rows, parts)
     return StepForecast(
         parts=parts,
         rows=rows,
-        spread=typical(asked, step, parts),
-        nbytes=by_link(asked, all_messages),
+        spread=typical_interval(query, step, parts),
+        nbytes=link_bytes(query, all_messages),
         memory={
-            n: each * (1 / machines if n == "activations" else share)
-            for n, each in asked.memory(rows).items()
+            n: nbytes * (1 / machines if n == "activations" else share)
+            for n, nbytes in query.memory(rows).items()
         },
         sources=(
-            asked.computing(rows, "by the largest tile"),
-            Source("what crosses", "the messages of the grid, all of a layer at once"),
-            *trust(asked),
+            query.compute_source(rows, "by the largest tile"),
+            Provenance("what crosses", "the messages of the grid, simultaneous per layer"),
+            *network_error_sources(query),
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},
     )
 
 
-def _late(asked: Query, rows: float, parts: Mapping[str, float]) -> float:
-    """Seconds that the slowest of all ranks computes longer, for which each layer waits."""
-    ranks = alike(asked, [max(1, round(rows))] * asked.workers)
-    own = asked.computed(max(1, round(rows))).seconds
-    late = last_of(ranks, slowest(ranks)) / own - 1 if own else 0.0
-    return late * sum(parts[name] for name in COMPUTED)
+def _slowest_wait(query: Query, rows: float, parts: Mapping[str, float]) -> float:
+    """Return the additional compute seconds of the slowest rank, for which all ranks wait."""
+    groups = group_ranks(query, [max(1, round(rows))] * query.workers)
+    compute_seconds = query.compute_step(max(1, round(rows))).seconds
+    relative_wait = (
+        expected_maximum(groups, slowest(groups)) / compute_seconds - 1 if compute_seconds else 0.0
+    )
+    return relative_wait * sum(parts[name] for name in COMPUTED)
 
 
-def _tiles(asked: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
-    """Of each layer: the share of its values that the machine with most of them has."""
-    known = {each.name: each for each in asked.experiment.planes}
-    for layer in asked.model.layers:
-        plane, share = known.get(layer.name), 1 / (grid[0] * grid[1])
+def _tile_shares(query: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
+    """Yield (fraction, layer): the maximum fraction of the layer's values on one machine."""
+    planes = {grid_plane.name: grid_plane for grid_plane in query.experiment.planes}
+    for layer in query.model.layers:
+        plane, share = planes.get(layer.name), 1 / (grid[0] * grid[1])
         if plane is not None:
-            boxes = held(plane, grid)
-            most = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).max()
-            share = float(most / prod(plane.shape))
+            boxes = owned_boxes(plane, grid)
+            largest_tile = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1).max()
+            share = float(largest_tile / prod(plane.shape))
         yield share, layer
 
 

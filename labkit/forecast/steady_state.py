@@ -1,4 +1,4 @@
-"""When a play goes on as it does: two cycles after one another were alike for everybody."""
+"""Detection of a steady state in a run of programs: two consecutive cycles are equal."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import numpy as np
 
 from labkit.programs.event_log import Row
 
-SAME = 1e-11  # relative, of moments: more than sums of a few steps are rounded
-WRITTEN = (
+SAME = 1e-11  # relative tolerance of times, larger than the rounding errors of a few sums
+COMPARED = (
     *("seconds", "compute_seconds", "codec_seconds", "communicate_seconds", "wait_seconds"),
     *("payload_bytes", "wire_bytes", "messages"),
 )
 
 
-class Steady:
-    """Watches a play in which everything depends on nothing but when workers began their steps.
+class SteadyStateDetector:
+    """A detector of the steady state in a run that depends only on workers' start times.
 
-    Where the last two cycles of each worker are alike step by step, in time and in what it sent,
-    all of them have lasted equally long, and nobody is a cycle ahead of another, all that is under
-    way was sent within these cycles, as it was a cycle earlier. What comes then is what came, a
-    cycle later: it need not be played.
+    Suppose that each worker's last two cycles are equal step by step, in time and in traffic. If
+    all cycles have the same duration and no worker is a cycle ahead, all messages in transit were
+    sent in these cycles. Then all later cycles repeat the last cycle and need not be simulated.
 
     Args:
-        workers: how many are played.
-        cycle: steps after which what they exchange begins anew.
-        most: cycles, from the begin, after which nobody looks any more.
+        workers: Number of simulated workers.
+        cycle: Number of steps after which the communication pattern repeats.
+        most: Number of cycles after which the detection gives up.
 
     Attributes:
-        cycles: from the begin to the end of the two that are looked at.
+        cycles: Number of cycles from the start of the run to the end of the two compared cycles.
     """
 
     def __init__(self, workers: int, cycle: int, most: int) -> None:
@@ -37,27 +36,31 @@ class Steady:
         self._workers, self._cycle, self._most = workers, cycle, most
 
     def reached(self, rows: Sequence[tuple[float, Row]]) -> bool:
-        """Whether it is so, by steps and when each was over (s)."""
+        """Return whether the steady state is reached, from history rows and their end times (s)."""
         steps = self.cycles * self._cycle
         if self.cycles > self._most or len(rows) < steps * self._workers:
             return False
-        own: list[list[tuple[float, Row]]] = [[] for _ in range(self._workers)]
+        rows_of_worker: list[list[tuple[float, Row]]] = [[] for _ in range(self._workers)]
         for row in rows:
-            own[int(row[1]["rank"])].append(row)
-        if min(map(len, own)) < steps:
-            return False  # somebody is behind, and others ahead
-        looked = [each[steps - 2 * self._cycle : steps] for each in own]
-        found = self._alike(looked)
-        self.cycles += not found
-        return found
+            rows_of_worker[int(row[1]["rank"])].append(row)
+        if min(map(len, rows_of_worker)) < steps:
+            return False  # some workers have not completed the compared cycles
+        compared = [worker_rows[steps - 2 * self._cycle : steps] for worker_rows in rows_of_worker]
+        is_steady = self._equal_cycles(compared)
+        self.cycles += not is_steady
+        return is_steady
 
-    def _alike(self, looked: Sequence[Sequence[tuple[float, Row]]]) -> bool:
-        """Whether two cycles are, by the steps of each worker."""
-        shape = self._workers, 2, self._cycle, len(WRITTEN)
-        written = [[row[name] for name in WRITTEN] for each in looked for _, row in each]
-        before, now = np.moveaxis(np.array(written).reshape(shape), 1, 0)
-        ends = np.array([each[-1][0] for each in looked])  # s; (workers,)
-        lasted = now[:, :, 0].sum(1)
-        close = SAME * float(ends.max())
-        alike = np.allclose(before, now, rtol=SAME, atol=close)
-        return bool(alike and np.ptp(lasted) <= close and np.ptp(ends) <= lasted[0] + close)
+    def _equal_cycles(self, compared: Sequence[Sequence[tuple[float, Row]]]) -> bool:
+        """Return whether two cycles are equal, from end times and history rows of all steps."""
+        shape = self._workers, 2, self._cycle, len(COMPARED)
+        values = [
+            [row[name] for name in COMPARED] for worker_rows in compared for _, row in worker_rows
+        ]
+        first, second = np.moveaxis(np.array(values).reshape(shape), 1, 0)
+        ends = np.array([worker_rows[-1][0] for worker_rows in compared])  # s, shape (workers,)
+        durations = second[:, :, 0].sum(1)
+        tolerance = SAME * float(ends.max())
+        equal = np.allclose(first, second, rtol=SAME, atol=tolerance)
+        return bool(
+            equal and np.ptp(durations) <= tolerance and np.ptp(ends) <= durations[0] + tolerance
+        )

@@ -1,4 +1,4 @@
-"""Questions to forecasts of an experiment: where efficiency ends, what pays, what is lost."""
+"""Studies of forecasts: scaling limits, the faster of two strategies, losses by slow ranks."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.query import Query, StepForecast
 from labkit.network import Network, Slowdown
 
-MOST_RANKS = 10_000
-STEADY = 1e-3  # relative, of a bandwidth that is searched for
-SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s between which it is searched
+MOST_RANKS = 10_000  # maximum number of workers in a search
+STEADY = 1e-3  # relative precision of the bandwidth search
+SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s, limits of the bandwidth search
 
 
-class Way(Protocol):
-    """A strategy, as far as a study asks it."""
+class ForecastStrategy(Protocol):
+    """A strategy that can forecast its step."""
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """What a step takes."""
+    def forecast(self, query: Query) -> StepForecast:
+        """Return the forecast of a step for a query's experiment and network."""
 
 
-class Place(NamedTuple):
-    """A place of a map.
+class MapPoint(NamedTuple):
+    """The forecasts of several strategies for one network and one number of workers.
 
     Attributes:
-        latency, bandwidth: of links, s and bytes/s.
-        workers: ranks.
-        seconds: by name, of a global batch, or to a target.
-        bands: by name, of times to a target: by the seed of fewest steps and that of most; None:
-            no seeds have a part in it.
+        latency, bandwidth: Latency and bandwidth of links, s and bytes/s.
+        workers: Number of ranks.
+        seconds: Seconds of a global batch, or seconds until a target is reached, by strategy name.
+        bands: Intervals of the seconds to the target over all seeds, by strategy name; None:
+            `seconds` are seconds of a global batch.
     """
 
     latency: float
@@ -44,35 +44,36 @@ class Place(NamedTuple):
     seconds: dict[str, float]
     bands: dict[str, tuple[float, float]] | None = None
 
-    def to_target(self, steps: Mapping[str, Sequence[int]]) -> Place:
-        """The same with the seconds to a target, of those that are known to come there.
+    def to_target(self, steps: Mapping[str, Sequence[int]]) -> MapPoint:
+        """Return the point with seconds to a target, for strategies known to reach the target.
 
         Args:
-            steps: by name, what each seed needs; one seed says nothing of how others would do.
+            steps: Number of steps to the target, one per seed, by strategy name. With a single
+                seed, the interval is from 0 to infinity.
         """
-        there = {name: s for name, s in self.seconds.items() if name in steps}
+        reaching = {name: s for name, s in self.seconds.items() if name in steps}
         return self._replace(
-            seconds={name: s * median(steps[name]) for name, s in there.items()},
+            seconds={name: s * median(steps[name]) for name, s in reaching.items()},
             bands={
                 name: (s * min(steps[name]), s * max(steps[name]))
                 if len(steps[name]) > 1
                 else (0.0, inf)
-                for name, s in there.items()
+                for name, s in reaching.items()
             },
         )
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment on a network of machines like the measured one, asked again and again.
+    """A study of an experiment on a network of machines like the calibrated one.
 
     Args:
-        experiment: what is trained; its batch is that of `workers` ranks.
-        calibration: what was measured.
-        network: between machines, a name or a `Network`.
-        weak: each rank keeps its part of the batch, so that the global batch grows with the ranks;
-            else these divide the batch that the experiment names.
-        prices: and the target.
+        experiment: Experiment, whose batch size applies to its number of workers.
+        calibration: Measured costs.
+        network: Network between machines, a name or a `Network`.
+        weak: Whether to study weak scaling, where each rank keeps its part of the batch and the
+            global batch grows with the ranks. Otherwise, ranks divide the experiment's batch.
+        prices: Prices and the number of steps to the target.
     """
 
     experiment: Any
@@ -85,45 +86,55 @@ class Study:
         self,
         workers: int | None = None,
         network: Network | None = None,
-        strategy: Way | None = None,
+        strategy: ForecastStrategy | None = None,
         slow: float = 1.0,
     ) -> Forecast:
-        """The forecast for so many workers, there, by another strategy, with one slow worker.
+        """Return the forecast with another number of workers, network or strategy.
 
-        Raises: InvalidInput, as `Experiment.forecast`.
+        With `slow`, worker 0 computes slower by this factor.
+
+        Raises:
+            InvalidInput: As for `Experiment.forecast`.
         """
-        own = self.experiment
+        experiment = self.experiment
         fields: dict[str, Any] = {} if strategy is None else {"strategy": strategy}
         if workers is not None:
-            batch = own.batch_size
+            batch = experiment.batch_size
             if self.weak:
-                batch = max(workers, round(batch * workers / own.workers))
-            fields |= {"workers": workers, "batch_size": batch, "capacities": None}
+                batch = max(workers, round(batch * workers / experiment.workers))
+            fields |= {"workers": workers, "batch_size": batch, "batch_weights": None}
         if slow != 1.0:
-            fields["slow"] = {0: Slowdown(compute=slow)}
+            fields["stragglers"] = {0: Slowdown(compute=slow)}
         world = network or Network.parse(self.network)
-        return forecast(own.replace(**fields), self.calibration, world, False, self.prices)
+        return forecast(experiment.replace(**fields), self.calibration, world, False, self.prices)
 
-    def efficiency(self, found: Forecast) -> float:
-        """Weak or strong, as the study is."""
-        return found.weak if self.weak else found.strong
+    def efficiency(self, result: Forecast) -> float:
+        """Return a forecast's efficiency: weak or strong scaling, as the study requests."""
+        return result.weak_efficiency if self.weak else result.strong_efficiency
 
     def workers_until(
-        self, efficiency: float, strategy: Way | None = None, most: int = MOST_RANKS
+        self, efficiency: float, strategy: ForecastStrategy | None = None, most: int = MOST_RANKS
     ) -> int | None:
-        """The most workers up to which efficiency does not fall below this; None: it never does.
+        """Return the largest number of workers with at least this efficiency; None: `most` has it.
 
-        Asked for are powers of two up to the first for which it does, then halves between that and
-        the one before. Beyond it may rise again: some algorithms like powers of two.
+        The search tests powers of two until the efficiency is too low, and then bisects. With even
+        more workers, efficiency may rise again, because some algorithms work best with powers of
+        two.
         """
         return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 
     def servers_needed(
-        self, servers: Sequence[Way], workers: int | None = None, within: float = 0.05
-    ) -> Way:
-        """Of the same with ever more servers, the first that is so close to the fastest."""
+        self, servers: Sequence[ForecastStrategy], workers: int | None = None, within: float = 0.05
+    ) -> ForecastStrategy:
+        """Return the first strategy whose step time is close to the fastest strategy's.
+
+        Args:
+            servers: Strategies in increasing order of their number of servers.
+            workers: Number of workers; None: as in the experiment.
+            within: Maximum relative difference from the fastest step.
+        """
         if not servers:
-            raise InvalidInput("no servers to choose from; give strategies with ever more of them")
+            raise InvalidInput("no servers to choose from; give strategies with different servers")
         times = [self.at(workers, strategy=server).seconds for server in servers]
         return next(
             server
@@ -131,22 +142,26 @@ class Study:
             if seconds <= (1 + within) * min(times)
         )
 
-    def bandwidth_until(self, strategy: Way, than: Way | None = None) -> float | None:
-        """The bytes/s of a link from which on a strategy is no faster than another.
+    def bandwidth_until(
+        self, strategy: ForecastStrategy, than: ForecastStrategy | None = None
+    ) -> float | None:
+        """Return the link bandwidth, bytes/s, up to which a strategy is faster than another.
 
         Args:
-            strategy: which says less, such as with a compressor.
-            than: None: that of the experiment.
+            strategy: Strategy that sends less, for example with a compressor.
+            than: Strategy to compare with; None: the strategy of the experiment.
 
-        Returns: 0.0: it is never faster; None: it is at any bandwidth up to 1 Tb/s.
+        Returns:
+            Bandwidth, bytes/s. 0.0: the strategy is never faster. None: the strategy is faster at
+            all bandwidths up to 1 Tb/s.
         """
         world = Network.parse(self.network)
         assert world is not None  # for the type checker: a study has one
 
         def pays(bandwidth: float) -> bool:
             link = world.model_copy(update={"bandwidth": bandwidth})
-            one = self.at(network=link, strategy=strategy).seconds
-            return one < self.at(network=link, strategy=than).seconds
+            seconds = self.at(network=link, strategy=strategy).seconds
+            return seconds < self.at(network=link, strategy=than).seconds
 
         if not pays(SLOWEST):
             return 0.0
@@ -160,37 +175,40 @@ class Study:
 
     def map(
         self,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, ForecastStrategy],
         workers: Sequence[int],
         bandwidths: Sequence[float],
         latencies: Sequence[float],
-    ) -> Iterator[Place]:
-        """What each way takes for a global batch, on links of all bandwidths and latencies.
+    ) -> Iterator[MapPoint]:
+        """Yield the strategies' step times for each combination of latency, workers and bandwidth.
 
         Args:
-            ways: strategies by name.
-            workers: ranks.
-            bandwidths: bytes/s.
-            latencies: s.
+            ways: Strategies by name.
+            workers: Numbers of workers to forecast.
+            bandwidths: Link bandwidths to forecast, bytes/s.
+            latencies: Link latencies to forecast, s.
         """
         world = Network.parse(self.network)
         assert world is not None  # for the type checker: a study has one
         for latency, count, bandwidth in product(latencies, workers, bandwidths):
             link = world.model_copy(update={"latency": latency, "bandwidth": bandwidth})
             seconds = {name: self.at(count, link, way).seconds for name, way in ways.items()}
-            yield Place(latency, count, bandwidth, seconds)
+            yield MapPoint(latency, count, bandwidth, seconds)
 
     def slow_rank(
-        self, factor: float, workers: int | None = None, strategy: Way | None = None
+        self, factor: float, workers: int | None = None, strategy: ForecastStrategy | None = None
     ) -> float:
-        """By which share a step is longer where one rank computes so many times as long."""
+        """Return the relative increase of the step time if one rank computes slower by a factor."""
         usual = self.at(workers, strategy=strategy).seconds
         return self.at(workers, strategy=strategy, slow=factor).seconds / usual - 1
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int | None:
-    """The last number from 1 on for which it holds; None: for all of them."""
-    low = high = 1  # for one rank alone efficiency is what it is held against
+    """Return the largest number up to `most` that satisfies a condition; None: `most` does.
+
+    The condition must be true for 1. Powers of two are tested until one fails, then bisected.
+    """
+    low = high = 1  # efficiency is relative to one rank, so 1 always satisfies the condition
     while low == high:
         if high == most:
             return None

@@ -1,4 +1,4 @@
-"""Spreads of seconds: added up, made longer or wider, and read between those that were measured."""
+"""Operations on spreads (median and 90% interval) of seconds: sums, scaling and interpolation."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from labkit.forecast.calibration import Spread
 NOTHING = Spread(median=0.0, low=0.0, high=0.0)
 
 
-def times(spread: Spread, factor: float) -> Spread:
-    """A spread of so many times as long."""
-    median, low, high = (factor * each for each in (spread.median, spread.low, spread.high))
+def scale_spread(spread: Spread, factor: float) -> Spread:
+    """Return a spread whose median and bounds are multiplied by a factor."""
+    median, low, high = (factor * value for value in (spread.median, spread.low, spread.high))
     return Spread(median=median, low=low, high=high, count=spread.count)
 
 
-def both(one: Spread, other: Spread) -> Spread:
-    """One after the other, each by its own chance: deviations add up as squares do."""
-    median = one.median + other.median
-    down = np.hypot(one.median - one.low, other.median - other.low)
-    up = np.hypot(one.high - one.median, other.high - other.median)
+def add_spreads(first: Spread, second: Spread) -> Spread:
+    """Return the spread of the sum of two independent times, whose squared deviations add up."""
+    median = first.median + second.median
+    down = np.hypot(first.median - first.low, second.median - second.low)
+    up = np.hypot(first.high - first.median, second.high - second.median)
     return Spread(median=median, low=max(0.0, median - float(down)), high=median + float(up))
 
 
-def nine_tenths(seconds: NDArray[np.float64]) -> tuple[float, float]:
-    """Where the middle nine tenths of them begin and end."""
-    # As `np.quantile`, whose first call in a process imports for longer than a forecast takes.
-    places = np.linspace(0.0, 1.0, len(seconds))
-    low, high = np.interp((0.05, 0.95), places, np.sort(seconds)).tolist()
+def percentile_range(seconds: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 5th and the 95th percentile of times."""
+    # The first call of `np.quantile` imports modules, which takes longer than a forecast.
+    positions = np.linspace(0.0, 1.0, len(seconds))
+    low, high = np.interp((0.05, 0.95), positions, np.sort(seconds)).tolist()
     return low, high
 
 
 def widen(spread: Spread, by: float) -> Spread:
-    """As long, with so many seconds of another chance in both directions."""
+    """Widen a spread by an independent deviation `by`, s, below and above the median."""
     middle = spread.median
     low = max(0.0, middle - float(np.hypot(middle - spread.low, by)))
     high = middle + float(np.hypot(spread.high - middle, by))
@@ -43,30 +43,38 @@ def widen(spread: Spread, by: float) -> Spread:
 
 
 def line_through(low: Spread, high: Spread, share: float) -> Spread:
-    """On the line through both, at this share of the way; never below nothing."""
+    """Return a spread on the line through two spreads; 0 is at `low`, 1 at `high`.
+
+    The median is at least 0 s. The relative bounds are those of the nearer of the two spreads.
+    """
     median = max(0.0, low.median + share * (high.median - low.median))
-    near = low if share < 0.5 else high
-    factors = [each / near.median if near.median else 1.0 for each in (near.low, near.high)]
+    nearest = low if share < 0.5 else high
+    factors = [
+        bound / nearest.median if nearest.median else 1.0 for bound in (nearest.low, nearest.high)
+    ]
     return Spread(
-        median=median, low=median * factors[0], high=median * factors[1], count=near.count
+        median=median, low=median * factors[0], high=median * factors[1], count=nearest.count
     )
 
 
-def by_bytes(known: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
-    """On the line between two measured sizes, or beyond the last two; not below the least."""
-    own = sorted(known, key=lambda each: each[0])
-    if len(own) == 1 or nbytes <= own[0][0]:
-        return own[0][1]
-    place = int(np.clip(np.searchsorted([size for size, _ in own], nbytes), 1, len(own) - 1))
-    (low, less), (high, more) = own[place - 1], own[place]
-    return line_through(less, more, (nbytes - low) / (high - low))
+def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
+    """Interpolate between measured sizes; extrapolate above the largest size.
+
+    Below the smallest size, the spread is that of the smallest size.
+    """
+    points = sorted(measured, key=lambda point: point[0])
+    if len(points) == 1 or nbytes <= points[0][0]:
+        return points[0][1]
+    index = int(np.clip(np.searchsorted([size for size, _ in points], nbytes), 1, len(points) - 1))
+    (low, lower), (high, upper) = points[index - 1], points[index]
+    return line_through(lower, upper, (nbytes - low) / (high - low))
 
 
-def beyond(asked: float, measured: Iterable[float]) -> str:
-    """In words, where so much is more than the most that was measured, or less than the least."""
-    known = list(measured)
-    if known and asked > max(known):
-        return f", beyond the largest measured ({max(known):,g})"
-    if known and asked < min(known):
-        return f", beyond the smallest measured ({min(known):,g})"
+def range_note(value: float, measured: Iterable[float]) -> str:
+    """Return a phrase if a value is outside the measured range; otherwise an empty text."""
+    values = list(measured)
+    if values and value > max(values):
+        return f", beyond the largest measured ({max(values):,g})"
+    if values and value < min(values):
+        return f", beyond the smallest measured ({min(values):,g})"
     return ""

@@ -1,4 +1,4 @@
-"""Who is played where a program is: all workers, or a few in the place of many."""
+"""The workers that a forecast simulates: all workers, or a sample that represents all."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import Any, NamedTuple, Protocol
 
 from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.query import Query
-from labkit.network import Network, Slowdown, slower_than_fastest
-from labkit.programs import Parts, Program, Roles
+from labkit.network import Network, Slowdown, relative_compute_times
+from labkit.programs import Program, Roles, ServerPieces
 
-PLAYED = 16  # workers that are played, where these speak to each other one by one
-MEET = 512  # likewise, where all meet
+PLAYED = 16  # maximum number of simulated workers with point-to-point communication
+MEET = 512  # maximum number of simulated workers with collective communication
 
 
 class ProgramWorkers(Protocol):
-    """What is asked of a strategy that is a program; see `labkit.strategies.Played`."""
+    """A strategy that is a program; see `labkit.strategies.ProgramStrategy`."""
 
     @property
     def replica_cut(self) -> int | tuple[int, int]:
-        """Into how many stages a worker is cut, or over which grid; 1: it is whole."""
+        """The number of stages of a worker's model, or its grid; 1: the model is not divided."""
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Who holds weights of its own."""
+        """Return the numbers of programs that hold their own weights."""
 
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
-        """What each server holds."""
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
+        """Return the part of the weights that each server holds."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """The place of each worker, of each server, then of others."""
+        """Return the rank of each program: workers first, then servers, then other programs."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What this one does."""
+        """Create the program with this number."""
 
     def recurs(self, experiment: Any) -> bool:
-        """Whether all go on alike, cycle after cycle, where none of their steps is longer."""
+        """Return whether all communication cycles are equal if all steps take the same time."""
 
 
 class Crowd(NamedTuple):
-    """A few workers that are played in the place of many.
+    """A sample of workers that represents a larger number of workers.
 
     Attributes:
-        strategy: as the few have it.
-        workers: how many they are.
-        servers: how many times as much comes to each server as the few send.
-        everyone: likewise to each worker, and what it predicts.
+        strategy: Strategy that the sample runs.
+        workers: Number of simulated workers.
+        servers: Ratio of a server's real traffic to its simulated traffic.
+        everyone: Ratio of a worker's real traffic to its simulated traffic; also for predictions.
     """
 
     strategy: ProgramWorkers
@@ -54,24 +54,24 @@ class Crowd(NamedTuple):
     everyone: float = 1.0
 
 
-def shapes_of(asked: Query) -> list[tuple[int, ...]]:
-    """Of all weights that are trained, in the order of the model."""
-    return [shape for layer in asked.model.layers for shape in layer.weights]
+def shapes_of(query: Query) -> list[tuple[int, ...]]:
+    """Return the shapes of all trainable weights, in the order of the model."""
+    return [shape for layer in query.model.layers for shape in layer.weights]
 
 
-def slowed_of(asked: Query, workers: int) -> dict[int, Slowdown]:
-    """Who is slow; where few are played in the place of many, the first ones."""
-    slow = asked.slow
-    if workers == asked.workers:
+def slowdowns_of(query: Query, workers: int) -> dict[int, Slowdown]:
+    """Return the slowdowns by worker; in a sample, the first workers get the slowdowns."""
+    slow = query.slowdowns
+    if workers == query.workers:
         return slow
-    return dict(enumerate(law for _, law in sorted(slow.items())[:workers]))
+    return dict(enumerate(slowdown for _, slowdown in sorted(slow.items())[:workers]))
 
 
-def roles_of(asked: Query, strategy: ProgramWorkers, workers: int) -> Roles:
-    """Who is there, with hollow weights."""
-    experiment, shapes = asked.experiment, shapes_of(asked)
-    weights: Any = MetaVector(sum(map(math.prod, shapes)), asked.dtype)
-    sizes = [sum(map(math.prod, layer.weights)) for layer in asked.model.layers if layer.weights]
+def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
+    """Return the roles for a run in which the weights have a size but no values."""
+    experiment, shapes = query.experiment, shapes_of(query)
+    weights: Any = MetaVector(sum(map(math.prod, shapes)), query.dtype)
+    sizes = [sum(map(math.prod, layer.weights)) for layer in query.model.layers if layer.weights]
     return Roles(
         workers,
         list(strategy.parts(shapes)),
@@ -80,25 +80,33 @@ def roles_of(asked: Query, strategy: ProgramWorkers, workers: int) -> Roles:
         weights,
         list(strategy.hosts(workers)),
         experiment.seed,
-        slower=slower_than_fastest(slowed_of(asked, workers), workers),
+        slower=relative_compute_times(slowdowns_of(query, workers), workers),
         layers=sizes,
         rate=experiment.learning_rate or 0.01,
     )
 
 
-def crowded_network(
-    asked: Query, roles: Roles, crowd: Crowd
+def sample_network(
+    query: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
-    """The network on which few have the traffic of many, and whose it is."""
-    network = asked.network
+    """Return a network on which few simulated ranks are as slow as with the traffic of all ranks.
+
+    Returns:
+        The network, with slower transfers, and each simulated rank's factor on transfer times.
+    """
+    network = query.network
     if network is None:
         return None, {}
     places = range(1 + max(roles.hosts))
-    crowded = dict.fromkeys(places, crowd.everyone) if crowd.everyone > 1 else {}
+    factors = dict.fromkeys(places, crowd.everyone) if crowd.everyone > 1 else {}
     if crowd.servers != 1:
-        crowded |= {roles.hosts[n]: crowd.servers for n in range(roles.workers, len(roles.hosts))}
-    slow = {rank: law for rank, law in slowed_of(asked, crowd.workers).items() if rank in places}
-    for place, factor in crowded.items():
-        law = slow.get(place, Slowdown())
-        slow[place] = law.model_copy(update={"transfer": law.transfer * factor})
-    return network.model_copy(update={"slow": slow}), crowded
+        factors |= {roles.hosts[n]: crowd.servers for n in range(roles.workers, len(roles.hosts))}
+    slow = {
+        rank: slowdown
+        for rank, slowdown in slowdowns_of(query, crowd.workers).items()
+        if rank in places
+    }
+    for place, factor in factors.items():
+        slowdown = slow.get(place, Slowdown())
+        slow[place] = slowdown.model_copy(update={"transfer": slowdown.transfer * factor})
+    return network.model_copy(update={"stragglers": slow}), factors

@@ -1,1 +1,1 @@
-"""Processes of other frameworks: fresh ones, which a rank starts, asks, watches and ends."""
+"""Processes in which other frameworks train; a rank starts, controls, monitors and ends them."""

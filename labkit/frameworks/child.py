@@ -1,4 +1,4 @@
-"""A fresh process that a rank starts, asks for steps and weights, and ends."""
+"""A child process that a rank starts, sends requests to, and ends."""
 
 from __future__ import annotations
 
@@ -23,27 +23,31 @@ from labkit.frameworks import foreign
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-FOREIGN = ("OMPI_", "PMIX_", "PRTE_")  # would make it believe that it is a rank of ours
-END = 5.0  # seconds that it has to end by itself
-WORDS = 1000  # letters of an error, of which TensorFlow makes many
+FOREIGN = ("OMPI_", "PMIX_", "PRTE_")  # prefixes of variables that would make the child an MPI rank
+EXIT_TIMEOUT = 5.0  # seconds that `close` waits for the child's end
+MAX_ERROR_LENGTH = 1000  # characters of an error message; TensorFlow's messages are long
 
 
 class Child:
-    """A module of Python, run in a process of its own, that answers one question after the other.
+    """A child process that runs a Python module and answers requests, one at a time.
 
-    It is told what to do by its first message, as an object, and says when it is ready. Each later
-    message is a name and arguments, and is answered by an object; an error there is raised here.
-    It ends with this process, however that ends.
+    The first message to the child is the task, which the child answers when it is ready. Each later
+    message is the name of a function with its arguments. The child answers with the result. An
+    exception in the child is raised in this process. The child ends when this process ends for any
+    reason.
 
     Args:
-        module: to run, which calls `serve`.
-        name: of its task, such as "worker 1".
-        task: what it is told first.
-        communicator: the ranks whose children work together: if one of them fails, nobody waits.
-        threads: that it may compute with.
-        python: another one than this, in which labkit need not be installed.
-        inside: words before the command, that say where it runs.
-        gpus: whether it may see the GPUs of this machine.
+        module: Module to run, which calls `serve`.
+        name: Name of the child's task, such as "worker 1".
+        task: First message to the child.
+        communicator: Communicator of the ranks whose children work together; if one child fails, no
+            rank waits forever.
+        threads: Number of compute threads of the child.
+        python: Path of another Python interpreter, in which labkit need not be installed; default:
+            this one.
+        inside: Words before the child's command, such as those that enter a network namespace;
+            default: none.
+        gpus: True if the child may use this machine's GPUs; default: False.
     """
 
     def __init__(
@@ -58,153 +62,155 @@ class Child:
         gpus: bool = False,
     ) -> None:
         self.name = name
-        self._patience = communicator.patience
-        self._open = opened = ExitStack()
+        self._patience = communicator.wait_policy
+        self._open = resources = ExitStack()
         self._pipe, other = Pipe()
-        given = environment(python or sys.executable)
-        kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
+        variables = environment(python or sys.executable)
+        own_variables = {k: v for k, v in variables.items() if not k.startswith(FOREIGN)}
         run = [sys.executable, "-P", "-m"] if python is None else [python, foreign.__file__]
-        self._said = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._output = resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
             [*inside, *run, module, name, str(other.fileno())],
-            env=kept | computing(threads, gpus),
+            env=own_variables | computing(threads, gpus),
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
+            stdout=self._output,
+            stderr=self._output,
             pass_fds=[other.fileno()],
-            start_new_session=True,  # an interrupt of the rank is not one of it
+            start_new_session=True,  # Ctrl-C in the rank's terminal does not reach the child.
         )
-        other.close()  # or its end would never be noticed
-        self._tell(task)
+        other.close()  # With a second open copy, this process would not notice the child's end.
+        self._send(task)
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process number of the child."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether it has."""
+        """True if the child has ended."""
         return self._process.poll() is not None
 
     def ask(
-        self, what: str, *arguments: object, meanwhile: Callable[[], None] = lambda: None
+        self, request: str, *arguments: object, while_waiting: Callable[[], None] = lambda: None
     ) -> Any:
-        """The answer to a question.
+        """Send a request to the child, and return the answer.
 
         Args:
-            what: the name of one of its calls.
-            arguments: of the call.
-            meanwhile: called now and then while it is waited for.
+            request: Name of one of the child's functions.
+            arguments: Arguments of the function.
+            while_waiting: Function that is called at every 256th poll while this process waits.
         """
-        self._tell((what, *arguments))
-        return self.answer(what, meanwhile)
+        self._send((request, *arguments))
+        return self.answer(request, while_waiting)
 
-    def answer(self, what: str = "start", meanwhile: Callable[[], None] = lambda: None) -> Any:
-        """The next answer; the first one comes without a question, when it is ready."""
-        self._patience.enter(f"{what!r} of {self.name}", collective=False)
-        self._patience.begin()
+    def answer(
+        self, request: str = "start", while_waiting: Callable[[], None] = lambda: None
+    ) -> Any:
+        """Return the child's next answer; the first one needs no request and reports readiness."""
+        self._patience.name_call(f"{request!r} of {self.name}", collective=False)
+        self._patience.start_wait()
         polls = 0
         while not self._pipe.poll():
             self._patience.pause(polls)
             polls += 1
             if polls % 256 == 0:
-                meanwhile()
+                while_waiting()
         try:
             answer = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            raise self._gone() from None
+            raise self._early_end() from None
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def close(self) -> None:
-        """Let it end, and end it if it does not."""
+        """Close the connection, so that the child ends by itself, and kill it after a timeout."""
         self._pipe.close()
         try:
-            self._process.wait(END)
+            self._process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
         self._open.close()
 
-    def last_words(self) -> str:
-        """The last line that it wrote; or how it ended."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").split("\n")
-        words = [line.strip() for line in lines if line.strip()]
-        return words[-1] if words else f"exit code {self._process.poll()}"
+    def last_output(self) -> str:
+        """Return the last line of the child's output, or its exit code."""
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        nonempty_lines = [line.strip() for line in lines if line.strip()]
+        return nonempty_lines[-1] if nonempty_lines else f"exit code {self._process.poll()}"
 
-    def _tell(self, message: object) -> None:
-        import cloudpickle  # inside: what answers may run where it is not installed
+    def _send(self, message: object) -> None:
+        import cloudpickle  # The import is local, because child processes may lack this package.
 
         try:
             self._pipe.send_bytes(cloudpickle.dumps(message))
         except OSError:
-            raise self._gone() from None
+            raise self._early_end() from None
 
-    def _gone(self) -> LabkitError:
+    def _early_end(self) -> LabkitError:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END)  # its last words come before
-        return LabkitError(f"{self.name} ended early: {self.last_words()}")
+            self._process.wait(EXIT_TIMEOUT)  # The child's output is complete after its end.
+        return LabkitError(f"{self.name} ended early: {self.last_output()}")
 
 
 def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> None:
-    """Be told a task, say when ready, and answer questions until nobody is there to ask any.
+    """Receive a task, report readiness, and answer the parent's requests until the parent ends.
 
-    The process ends at once when the one that started it does, whatever it is in.
+    The child ends immediately when its parent ends, even during a step.
 
     Args:
-        calls_of: the calls that can be asked for, by name, made of the task.
+        calls_of: Function that returns, for a task, the functions that answer requests, by name.
     """
-    imports.add_inherited()  # what the task names may lie beside a notebook
+    imports.append_inherited()  # The task may refer to modules next to a notebook.
     end = Connection(int(sys.argv[2]))
-    told: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    Thread(target=_listen, args=(end, told), daemon=True).start()
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    Thread(target=_receive_messages, args=(end, messages), daemon=True).start()
     try:
-        calls = calls_of(pickle.loads(told.get()))
-    except Exception as error:  # it is raised where the process was started
+        calls = calls_of(pickle.loads(messages.get()))
+    except Exception as error:  # The parent raises this error when it starts the child.
         _answer(end, error)
         raise
     _answer(end, None)
     while True:
-        name, *arguments = pickle.loads(told.get())
+        name, *arguments = pickle.loads(messages.get())
         try:
             answer = calls[name](*arguments)
-        except Exception as error:  # it is raised where it was asked for
+        except Exception as error:  # The parent raises this error as the result of its request.
             answer = error
         _answer(end, answer)
 
 
 def _answer(end: Connection, answer: object) -> None:
     if isinstance(answer, Exception) and not isinstance(answer, LabkitError):
-        said = " ".join(str(answer).split())[:WORDS]
-        answer = LabkitError(f"{sys.argv[1]}: {type(answer).__name__}: {said}")
+        text = " ".join(str(answer).split())[:MAX_ERROR_LENGTH]
+        answer = LabkitError(f"{sys.argv[1]}: {type(answer).__name__}: {text}")
     end.send_bytes(pickle.dumps(answer))
 
 
-def _listen(end: Connection, told: queue.SimpleQueue[bytes]) -> None:
-    """In a thread, so that the end of the other process is noticed in the midst of a step."""
+def _receive_messages(end: Connection, messages: queue.SimpleQueue[bytes]) -> None:
+    """Receive messages in a thread, which notices the parent's end even during a step."""
     with suppress(EOFError, OSError):
         while True:
-            told.put(end.recv_bytes())
-    os._exit(0)  # threads of TensorFlow's collectives can hang a normal exit
+            messages.put(end.recv_bytes())
+    os._exit(0)  # A normal exit can hang in TensorFlow's communication threads.
 
 
 def environment(python: str) -> dict[str, str]:
-    """Variables for a process of that Python: those of this one, without what is only its own."""
-    # They would bring this Python's packages to another one.
-    own = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
-    return {name: value for name, value in os.environ.items() if name not in own}
+    """Return the environment variables for a child process with that Python interpreter."""
+    # These variables would make another Python import this Python's packages.
+    python_variables = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
+    return {name: value for name, value in os.environ.items() if name not in python_variables}
 
 
 def computing(threads: int, gpus: bool = False) -> dict[str, str]:
-    """Variables of a framework with so many threads; GPUs are hidden from it unless wanted."""
-    hidden = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
-    return hidden | {
+    """Return environment variables that set a framework's threads, and hide GPUs unless `gpus`."""
+    gpu_variables = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
+    return gpu_variables | {
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),  # one may wait for a message
+        "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),  # one of the threads may wait for a message
         "OMP_NUM_THREADS": str(threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "no_proxy": "127.0.0.1,localhost",

@@ -1,4 +1,4 @@
-"""A process in which PyTorch's DistributedDataParallel trains what labkit has exported."""
+"""A process in which PyTorch's DistributedDataParallel trains a model exported by labkit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from labkit.frameworks.child import serve
 from labkit.frameworks.exported import Batches, Exported, Layer, calls
 
-LIMIT = timedelta(minutes=5)  # for the others to join
+TIMEOUT = timedelta(minutes=5)  # maximum time until all workers have joined
 LOSSES = {"SparseCategoricalCrossentropy": nn.CrossEntropyLoss, "MeanSquaredError": nn.MSELoss}
 ACTIVATIONS = {
     "linear": nn.Identity,
@@ -29,78 +29,83 @@ ACTIVATIONS = {
 
 
 class Training:
-    """A model, an optimizer, this worker's batches, and the group of all workers."""
+    """A worker's training state: model, optimizer, batches, and the workers' process group."""
 
-    def __init__(self, told: Exported) -> None:
-        self._told, self._batches = told, Batches(told)
-        self._dtype = getattr(torch, told.dtype)
+    def __init__(self, exported: Exported) -> None:
+        self._exported, self._batches = exported, Batches(exported)
+        self._dtype = getattr(torch, exported.dtype)
         torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
-        self._model = Model(told.layers, self._batches.weights).to(self._dtype)
+        self._model = TorchModel(exported.layers, self._batches.weights).to(self._dtype)
         for parameter, array in zip(self._model.parameters(), self._batches.weights, strict=True):
-            parameter.data.copy_(torch.from_numpy(turned(array)))
-        self._loss = LOSSES[told.loss]()
+            parameter.data.copy_(torch.from_numpy(to_torch(array)))
+        self._loss = LOSSES[exported.loss]()
 
     def open(self) -> int:
-        """The port at which all workers meet; asked of the first one."""
+        """Create the TCP store through which all workers join, and return its port (on rank 0)."""
         self._store = torch.distributed.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
         return int(self._store.port)
 
     def join(self, port: int) -> None:
-        """Meet the others, who start with the weights of the first one."""
+        """Join the process group of all workers, which start with the weights of rank 0.
+
+        The argument is the port that rank 0's `open` returned.
+        """
         environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-        rank, size = self._told.rank, self._told.size
+        rank, size = self._exported.rank, self._exported.size
         if rank > 0:
             self._store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
         torch.distributed.init_process_group(
-            "gloo", store=self._store, rank=rank, world_size=size, timeout=LIMIT
+            "gloo", store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
         )
-        self._together = self.spread(self._model)
-        options = self._told.optimizer
-        # Of what is spread: its parameters may be other ones.
+        self._distributed = self.distribute(self._model)
+        options = self._exported.optimizer
+        # The distributed model may have new parameter objects, so the optimizer gets those.
         self._optimizer = torch.optim.SGD(
-            self._together.parameters(),
+            self._distributed.parameters(),
             options["learning_rate"],
             momentum=options["momentum"],
             nesterov=bool(options["nesterov"]),
         )
 
-    def spread(self, model: Model) -> nn.Module:
-        """The model as all workers train it together."""
+    def distribute(self, model: TorchModel) -> nn.Module:
+        """Return the model wrapped so that all workers train it together."""
         return nn.parallel.DistributedDataParallel(model)
 
-    def whole(self, parameter: nn.Parameter) -> torch.Tensor:
-        """All of a parameter's values."""
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the whole tensor of a parameter."""
         return parameter.detach()
 
     def step(self) -> float:
-        """Train on the next batch; the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's rows."""
         x, y, factor = self._batches.next()
         self._optimizer.zero_grad()
-        scores = self._together(torch.from_numpy(x).to(self._dtype))
-        classes = self._told.loss == "SparseCategoricalCrossentropy"
-        wanted = torch.from_numpy(y).to(torch.long if classes else self._dtype)
-        loss = self._loss(scores, wanted if classes else wanted.reshape(scores.shape))
+        scores = self._distributed(torch.from_numpy(x).to(self._dtype))
+        classes = self._exported.loss == "SparseCategoricalCrossentropy"
+        targets = torch.from_numpy(y).to(torch.long if classes else self._dtype)
+        loss = self._loss(scores, targets if classes else targets.reshape(scores.shape))
         (loss * factor).backward()
         self._optimizer.step()
         return float(loss)
 
     def weights(self) -> list[np.ndarray]:
-        """As Keras has them."""
-        parameters = [self.whole(parameter).numpy() for parameter in self._together.parameters()]
-        return [turned_back(array) for array in parameters]
+        """Return the trained weights in Keras's layout."""
+        parameters = [
+            self.full_tensor(parameter).numpy() for parameter in self._distributed.parameters()
+        ]
+        return [to_keras(array) for array in parameters]
 
     def describe(self) -> tuple[str, str]:
-        """The class that trains, and the framework's version."""
+        """Return the names of the training class, and the framework's version."""
         kind = nn.parallel.DistributedDataParallel
         return f"{kind.__module__}.{kind.__qualname__}", f"PyTorch {torch.__version__}"
 
 
-class Model(nn.Module):
-    """Layers as Keras computes them: images come in with channels last, and are flattened so.
+class TorchModel(nn.Module):
+    """The exported Keras layers as PyTorch modules; input and Flatten have channels last.
 
-    Between, they are views with channels first, whose memory stays as it was.
+    Between the input and Flatten, tensors are channels-first views of the same memory.
     """
 
     def __init__(self, layers: list[Layer], weights: list[np.ndarray]) -> None:
@@ -111,7 +116,7 @@ class Model(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores of a batch."""
+        """Return the model's scores (logits) of a batch."""
         first = any(isinstance(layer, nn.Conv2d | nn.MaxPool2d) for layer in self.layers)
         x = x.movedim(-1, 1) if first else x
         for layer in self.layers:
@@ -122,32 +127,32 @@ class Model(nn.Module):
 
 
 def _modules(layer: Layer, arrays: Iterator[np.ndarray]) -> Iterator[nn.Module]:
-    """What a layer of Keras's is in PyTorch; it takes the shapes of its weights."""
+    """Yield the PyTorch modules of a Keras layer, whose shapes come from its next weights."""
     kind, options = layer
-    given: dict[str, Any] = dict(options)
+    settings: dict[str, Any] = dict(options)
     if kind == "Flatten":
         yield nn.Flatten()
     elif kind == "MaxPooling2D":
-        yield nn.MaxPool2d(given["pool_size"], given["strides"])
+        yield nn.MaxPool2d(settings["pool_size"], settings["strides"])
     else:
         *window, inputs, outputs = next(arrays).shape
-        bias = given["use_bias"] and next(arrays) is not None
+        bias = settings["use_bias"] and next(arrays) is not None
         if kind == "Dense":
             yield nn.Linear(inputs, outputs, bias)
         else:
-            yield nn.Conv2d(inputs, outputs, tuple(window), given["strides"], bias=bias)
-        yield ACTIVATIONS[given["activation"]]()
+            yield nn.Conv2d(inputs, outputs, tuple(window), settings["strides"], bias=bias)
+        yield ACTIVATIONS[settings["activation"]]()
 
 
-def turned(array: np.ndarray) -> np.ndarray:
-    """A weight of Keras's as PyTorch has it: (out, in), (out, in, y, x)."""
+def to_torch(array: np.ndarray) -> np.ndarray:
+    """Return a Keras weight in PyTorch's layout: (out, in) or (out, in, y, x)."""
     return array.transpose({4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim])
 
 
-def turned_back(array: np.ndarray) -> np.ndarray:
-    """The other way: (in, out), (y, x, in, out)."""
+def to_keras(array: np.ndarray) -> np.ndarray:
+    """Return a PyTorch weight in Keras's layout: (in, out) or (y, x, in, out)."""
     return np.ascontiguousarray(array.transpose({4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[array.ndim]))
 
 
 if __name__ == "__main__":
-    serve(lambda told: calls(Training(told)))
+    serve(lambda exported: calls(Training(exported)))

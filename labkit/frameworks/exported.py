@@ -1,4 +1,4 @@
-"""A training as data: layers, weights, batches and optimizer, for a process that has only NumPy."""
+"""A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-# Keras's name of a layer and its options, such as ("Dense", {"units": 10, "activation": "linear"}).
+# Keras's name and options of a layer, such as ("Dense", {"units": 10, "activation": "linear"}).
 Layer: TypeAlias = "tuple[str, dict[str, int | str | bool | tuple[int, ...]]]"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What such a process is told.
+    """The training task that a worker's process receives.
 
     Attributes:
-        rank, size: of the worker, and how many there are.
-        layers: of a sequential model; weights and images lie as Keras has them, channels last.
-        shape: of a sample.
-        loss: Keras's name of it; scores are logits.
+        rank, size: Rank of the worker, and number of workers.
+        layers: Layers of a sequential model; weights and images have Keras's layout, channels last.
+        shape: Shape of one input sample.
+        loss: Keras's class name of the loss. The model's outputs are logits.
         optimizer: `learning_rate`, `momentum` and `nesterov` of stochastic gradient descent.
-        dtype: of weights and of what is computed.
-        folder: where arrays are; it is gone when training ends.
+        dtype: Dtype of the weights and of the computation, such as "float32".
+        folder: Folder of the array files, which is removed when training ends.
     """
 
     rank: int
@@ -38,12 +38,12 @@ class Exported:
 
     @property
     def samples(self) -> tuple[Path, Path]:
-        """Files of x and y, which all workers read."""
+        """Files of the inputs x and the targets y, which all workers read."""
         return Path(self.folder) / "x.npy", Path(self.folder) / "y.npy"
 
     @property
-    def own(self) -> Path:
-        """The file of what only this worker reads: its weights at the start, and its batches."""
+    def worker_file(self) -> Path:
+        """File that only this worker reads: its initial weights, and its batches."""
         return Path(self.folder) / f"worker-{self.rank}.npz"
 
     def write(
@@ -52,82 +52,88 @@ class Exported:
         weights: list[np.ndarray],
         batches: list[np.ndarray],
         shares: list[float],
-        most: list[int],
+        most_rows: list[int],
     ) -> None:
-        """Write the arrays.
+        """Write the arrays of this worker, and the samples if given.
 
         Args:
-            samples: x and y; None where another worker writes them.
-            weights: in Keras's order, (in, out) and (y, x, in, out).
-            batches: the rows of each step.
-            shares: of each step, the part of all workers' rows that is this worker's.
-            most: of each step, the rows of the worker that has most.
+            samples: Inputs x and targets y; None if another worker writes them.
+            weights: Initial weights in Keras's order and layout: (in, out) and (y, x, in, out).
+            batches: Sample indices of this worker's batch in each step.
+            shares: This worker's fraction of the samples of all workers, by step.
+            most_rows: Number of samples of the worker with the largest batch, by step.
         """
         for file, array in zip(self.samples, samples or (), strict=False):
             np.save(file, array)
-        ends = np.cumsum([len(rows) for rows in batches])
+        boundaries = np.cumsum([len(rows) for rows in batches])
         rows = np.concatenate(batches)
-        # Those without names are called arr_0, arr_1, …
-        shares_of, most_of = np.array(shares), np.array(most)
-        np.savez(self.own, *weights, rows=rows, ends=ends, shares=shares_of, most=most_of)
+        # NumPy names the unnamed arrays arr_0, arr_1, …
+        shares_of, most_of = np.array(shares), np.array(most_rows)
+        np.savez(
+            self.worker_file, *weights, rows=rows, ends=boundaries, shares=shares_of, most=most_of
+        )
 
 
 class Batches:
-    """On the other side: weights at the start, and one batch after the other.
+    """The reader, in a worker's process, of the arrays that `Exported.write` wrote.
 
     Attributes:
-        weights: as Keras has them.
+        weights: Initial weights in Keras's layout.
     """
 
-    def __init__(self, told: Exported) -> None:
-        with np.load(told.own) as own:
-            count = sum(name.startswith("arr_") for name in own.files)
-            self.weights = [own[f"arr_{number}"] for number in range(count)]
-            self._rows = np.split(own["rows"], own["ends"][:-1])
-            self._shares, self._most, self._size = own["shares"], own["most"], told.size
-        # Mapped, not read: all workers look at the same pages.
-        self._x, self._y = (np.load(file, mmap_mode="r") for file in told.samples)
+    def __init__(self, exported: Exported) -> None:
+        with np.load(exported.worker_file) as arrays:
+            count = sum(name.startswith("arr_") for name in arrays.files)
+            self.weights = [arrays[f"arr_{number}"] for number in range(count)]
+            self._rows = np.split(arrays["rows"], arrays["ends"][:-1])
+            self._shares, self._most, self._size = arrays["shares"], arrays["most"], exported.size
+        # The files are memory-mapped, so that all workers share the same pages.
+        self._x, self._y = (np.load(file, mmap_mode="r") for file in exported.samples)
         self._number = 0
 
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """x, y, and the factor of this worker's mean loss, with which the mean over workers is
-        that over rows."""
+        """Return x, y, and the factor by which to multiply this worker's mean loss.
+
+        With this factor, the mean over workers equals the mean over all samples, even if batches
+        differ in size.
+        """
         rows, factor = self._rows[self._number], float(self._shares[self._number]) * self._size
         self._number += 1
         return self._x[rows], self._y[rows], factor
 
-    def next_level(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """x, y, and of each row its part in the mean over all workers' rows.
+    def next_padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return x, y, and the weight of each sample in the mean loss over all workers' samples.
 
-        All workers have equally many rows: some are there twice, and the second time weigh nothing.
+        All workers return equally many samples. Smaller batches are filled with repeated samples of
+        weight 0.
         """
         rows, share = self._rows[self._number], float(self._shares[self._number])
-        more = np.resize(rows, self._most[self._number])
+        padded_rows = np.resize(rows, self._most[self._number])
         self._number += 1
-        parts = np.where(np.arange(len(more)) < len(rows), share / len(rows), 0.0)
-        return self._x[more], self._y[more], parts
+        parts = np.where(np.arange(len(padded_rows)) < len(rows), share / len(rows), 0.0)
+        return self._x[padded_rows], self._y[padded_rows], parts
 
 
-class Training(Protocol):
-    """On the other side: what a framework's process is asked for."""
+class FrameworkTraining(Protocol):
+    """The requests that a framework's child process answers."""
 
     def open(self) -> int:
-        """The port at which all workers meet; asked of the first one."""
+        """Return the port through which all workers join (a request to the first worker only)."""
 
     def join(self, port: int) -> None:
-        """Meet the others."""
+        """Join the other workers through the port that the first worker opened."""
 
     def step(self) -> float:
-        """Train on the next batch; the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's rows."""
 
     def weights(self) -> list[np.ndarray]:
-        """As Keras has them; asked of all workers at once."""
+        """Return the trained weights in Keras's layout; all workers get this request at once."""
 
     def describe(self) -> tuple[str, str]:
-        """What of the framework trains, and its version."""
+        """Return the name of the framework's training class or function, and its version."""
 
 
-def calls(training: Training) -> Mapping[str, Callable[..., object]]:
-    """What it answers, by name."""
-    asked = (training.open, training.join, training.step, training.weights, training.describe)
-    return {call.__name__: call for call in asked}
+def calls(training: FrameworkTraining) -> Mapping[str, Callable[..., object]]:
+    """Return the functions that answer a process's requests, by name of the request."""
+    methods = (training.open, training.join, training.step, training.weights, training.describe)
+    return {call.__name__: call for call in methods}

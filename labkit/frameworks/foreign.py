@@ -1,9 +1,9 @@
-"""A module of labkit's, run by a Python in which labkit is not installed.
+"""Run a labkit module in a Python in which labkit is not installed.
 
     python foreign.py labkit.frameworks.ddp ARGUMENTS…
 
-Started by file name. Of labkit only modules that need no more than NumPy and the framework can be
-imported so.
+The script is started by its file name. This way, only labkit modules that import nothing but NumPy
+and the framework can run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from types import ModuleType
 
 
 def main() -> None:
-    """Let `labkit.…` be imported without what `labkit/__init__.py` brings along; run the module."""
+    """Register a package `labkit` that skips `labkit/__init__.py`, and run the module."""
     package = ModuleType("labkit")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["labkit"] = package
-    own = str(Path(__file__).resolve().parent)  # its modules must not stand for horovod and others
-    sys.path[:] = [place for place in sys.path if place != own]
+    # Otherwise, files next to this script would shadow packages such as horovod.
+    script_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [path for path in sys.path if path != script_folder]
     runpy.run_module(sys.argv.pop(1), run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""A process in which PyTorch's fully_shard trains what labkit has exported."""
+"""A process in which PyTorch's fully_shard trains a model exported by labkit."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from labkit.frameworks.exported import calls
 
 
 class Training(ddp.Training):
-    """Each worker holds a part of each parameter, of its gradient and of its momentum."""
+    """Training in which each worker holds a shard of all parameters, gradients and momenta."""
 
-    def spread(self, model: ddp.Model) -> nn.Module:
-        """Layer by layer: a layer's parameters are gathered when it computes."""
+    def distribute(self, model: ddp.TorchModel) -> nn.Module:
+        """Shard each layer, so that its parameters are gathered only while the layer computes."""
         for layer in model.layers:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer)
         fully_shard(model)
         return model
 
-    def whole(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Gathered from all workers."""
-        found: torch.Tensor = parameter.detach().full_tensor()
-        return found
+    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the whole tensor of a parameter, gathered from all workers."""
+        tensor: torch.Tensor = parameter.detach().full_tensor()
+        return tensor
 
     def describe(self) -> tuple[str, str]:
-        """The function that shards, and the framework's version."""
+        """Return the names of the sharding function, and the framework's version."""
         return "torch.distributed.fsdp.fully_shard", f"PyTorch {torch.__version__}"
 
 
 if __name__ == "__main__":
-    serve(lambda told: calls(Training(told)))
+    serve(lambda exported: calls(Training(exported)))

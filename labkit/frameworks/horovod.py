@@ -1,4 +1,4 @@
-"""A process in which Horovod trains what labkit has exported, with TensorFlow's Keras."""
+"""A process in which Horovod, with TensorFlow's Keras, trains a model exported by labkit."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from labkit.frameworks.child import serve
 from labkit.frameworks.exported import Batches, Exported, calls
 from labkit.frameworks.in_keras import loss_of, model_of
 
-LIMIT = "300"  # s, for the others to join
+TIMEOUT = "300"  # maximum seconds until all workers have joined
 
 
 class Training:
-    """A model, an optimizer, this worker's batches, and Horovod."""
+    """A worker's training state under Horovod: model, optimizer and batches."""
 
-    def __init__(self, told: Exported) -> None:
-        self._told, self._batches = told, Batches(told)
-        tf.keras.backend.set_floatx(told.dtype)
-        self._model = model_of(told, self._batches.weights, tf.keras)
-        self._optimizer = tf.keras.optimizers.SGD(**told.optimizer)
-        self._loss = loss_of(told, tf.keras)
+    def __init__(self, exported: Exported) -> None:
+        self._exported, self._batches = exported, Batches(exported)
+        tf.keras.backend.set_floatx(exported.dtype)
+        self._model = model_of(exported, self._batches.weights, tf.keras)
+        self._optimizer = tf.keras.optimizers.SGD(**exported.optimizer)
+        self._loss = loss_of(exported, tf.keras)
         self._compiled = tf.function(self._train, reduce_retracing=True)
 
     def open(self) -> int:
-        """The port at which all workers meet; asked of the first one."""
+        """Start the rendezvous server, and return its port (on the first worker only)."""
         self._server = RendezvousServer()
         port: int = self._server.start()
-        size = self._told.size
+        size = self._exported.size
         self._server.init(get_host_assignments(parse_hosts(f"127.0.0.1:{size}"), size))
         return port
 
     def join(self, port: int) -> None:
-        """Meet the others, by Gloo: a process that mpirun has not started knows no MPI."""
-        rank, size = self._told.rank, self._told.size
+        """Join the other workers through Gloo, because MPI would require a start by mpirun."""
+        rank, size = self._exported.rank, self._exported.size
         for scope, (number, count) in {
             "": (rank, size),
             "LOCAL_": (rank, size),
@@ -55,25 +55,25 @@ class Training:
             "HOROVOD_GLOO_IFACE": "lo0" if sys.platform == "darwin" else "lo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": LIMIT,
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": TIMEOUT,
         }
         hvd.init()
 
     def step(self) -> float:
-        """Train on the next batch; the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's rows."""
         x, y, factor = self._batches.next()
-        dtype = self._told.dtype
+        dtype = self._exported.dtype
         return float(
             self._compiled(tf.constant(x, dtype), tf.constant(y), tf.constant(factor, dtype))
         )
 
     def weights(self) -> list[np.ndarray]:
-        """As Keras has them."""
-        found: list[np.ndarray] = self._model.get_weights()
-        return found
+        """Return the trained weights in Keras's layout."""
+        weights: list[np.ndarray] = self._model.get_weights()
+        return weights
 
     def describe(self) -> tuple[str, str]:
-        """The class that trains, and the framework's version."""
+        """Return the names of the training class, and the framework's version."""
         kind = hvd.DistributedGradientTape
         version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
         return f"{kind.__module__}.{kind.__qualname__}", version
@@ -89,4 +89,4 @@ class Training:
 
 
 if __name__ == "__main__":
-    serve(lambda told: calls(Training(told)))
+    serve(lambda exported: calls(Training(exported)))

@@ -1,6 +1,6 @@
-"""What labkit has exported, made anew by another Keras: of an older TensorFlow, or on JAX.
+"""Exported models and losses for another Keras: that of an older TensorFlow, or Keras on JAX.
 
-No Keras is imported here: it is handed in.
+This module imports no Keras; callers pass their Keras module.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 from labkit.frameworks.exported import Exported
 
 
-def model_of(told: Exported, weights: list[np.ndarray], keras: Any) -> Any:
-    """The model with these weights."""
-    layers = [getattr(keras.layers, kind)(**options) for kind, options in told.layers]
-    model = keras.Sequential([keras.Input(told.shape), *layers])
+def model_of(exported: Exported, weights: list[np.ndarray], keras: Any) -> Any:
+    """Return the exported model, built with the caller's Keras module, with these weights."""
+    layers = [getattr(keras.layers, kind)(**options) for kind, options in exported.layers]
+    model = keras.Sequential([keras.Input(exported.shape), *layers])
     model.set_weights(weights)
     return model
 
 
-def loss_of(told: Exported, keras: Any, **more: str) -> Any:
-    """The loss; scores are logits."""
-    options = {"SparseCategoricalCrossentropy": {"from_logits": True}}.get(told.loss, {})
-    return getattr(keras.losses, told.loss)(**options, **more)
+def loss_of(exported: Exported, keras: Any, **more: str) -> Any:
+    """Return the exported loss of the caller's Keras module; the model's outputs are logits."""
+    options = {"SparseCategoricalCrossentropy": {"from_logits": True}}.get(exported.loss, {})
+    return getattr(keras.losses, exported.loss)(**options, **more)

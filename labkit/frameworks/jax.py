@@ -1,15 +1,15 @@
-"""A process in which Keras on JAX trains what labkit has exported, laid out by DataParallel."""
+"""A process in which Keras on JAX trains a model exported by labkit, under DataParallel."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-# Asked for when Keras and JAX are imported, and when JAX starts to compute.
+# Keras and JAX read these variables on import, or when JAX starts to compute.
 os.environ |= {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
-    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),  # threads of XLA
+    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),  # number of XLA's threads
 }
 
 import jax
@@ -22,78 +22,78 @@ from labkit.frameworks.in_keras import loss_of, model_of
 
 
 class Training:
-    """A model, an optimizer, this worker's batches, and the mesh of all workers.
+    """A worker's training state: model, optimizer, batches, and the device mesh of all workers.
 
-    Each process has one device of the mesh: weights lie on all, rows of a batch are divided.
+    Each process has one device of the mesh. Weights are replicated, and samples are sharded.
     """
 
-    def __init__(self, told: Exported) -> None:
-        self._told, self._batches = told, Batches(told)
-        jax.config.update("jax_enable_x64", told.dtype == "float64")
-        keras.backend.set_floatx(told.dtype)
+    def __init__(self, exported: Exported) -> None:
+        self._exported, self._batches = exported, Batches(exported)
+        jax.config.update("jax_enable_x64", exported.dtype == "float64")
+        keras.backend.set_floatx(exported.dtype)
 
     def open(self) -> int:
-        """The port at which all workers meet; asked of the first one."""
+        """Return a free port, through which all workers join (on the first worker only)."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
             return port
 
     def join(self, port: int) -> None:
-        """Meet the others. Only then may anything be computed, so the model is made here."""
-        told = self._told
-        keras.utils.set_random_seed(0)  # else one is agreed on
-        keras.distribution.initialize(f"127.0.0.1:{port}", told.size, told.rank)
+        """Join the other workers, and then build the model; JAX must not compute before joining."""
+        exported = self._exported
+        keras.utils.set_random_seed(0)  # Without a seed, workers would exchange one.
+        keras.distribution.initialize(f"127.0.0.1:{port}", exported.size, exported.rank)
         self._layout = keras.distribution.DataParallel()
         keras.distribution.set_distribution(self._layout)
-        self._model = model_of(told, self._batches.weights, keras)
-        self._optimizer = keras.optimizers.SGD(**told.optimizer)
+        self._model = model_of(exported, self._batches.weights, keras)
+        self._optimizer = keras.optimizers.SGD(**exported.optimizer)
         self._optimizer.build(self._model.trainable_variables)
-        self._loss = loss_of(told, keras, reduction="none")
-        # What stays: weights, and what the optimizer remembers.
+        self._loss = loss_of(exported, keras, reduction="none")
+        # Weights and optimizer variables are the state that persists between steps.
         self._state = [
             [variable.value for variable in variables]
             for variables in (self._model.trainable_variables, self._optimizer.variables)
         ]
-        laid_out = jax.tree.map(lambda array: array.sharding, self._state)
-        rows = self._layout.get_data_layout((told.size,)).backend_layout
-        self._compiled = jax.jit(self._train, donate_argnums=0, out_shardings=(laid_out, rows))
+        shardings = jax.tree.map(lambda array: array.sharding, self._state)
+        rows = self._layout.get_data_layout((exported.size,)).backend_layout
+        self._compiled = jax.jit(self._train, donate_argnums=0, out_shardings=(shardings, rows))
 
     def step(self) -> float:
-        """Train on the next batch; the mean loss of this worker's rows."""
-        x, y, parts = self._batches.next_level()  # as devices want it
-        batch = (x.astype(self._told.dtype), y, parts.astype(self._told.dtype))
-        self._state, losses = self._compiled(self._state, *map(self._placed, batch))
+        """Train on the next batch, and return the mean loss of this worker's rows."""
+        x, y, parts = self._batches.next_padded()  # All devices need equally many rows.
+        batch = (x.astype(self._exported.dtype), y, parts.astype(self._exported.dtype))
+        self._state, losses = self._compiled(self._state, *map(self._distribute, batch))
         return float(np.asarray(losses.addressable_data(0))[parts > 0].mean())
 
     def weights(self) -> list[np.ndarray]:
-        """As Keras has them."""
-        return [np.asarray(each) for each in self._state[0]]
+        """Return the trained weights in Keras's layout."""
+        return [np.asarray(array) for array in self._state[0]]
 
     def describe(self) -> tuple[str, str]:
-        """The class that lays out, and the framework's version."""
+        """Return the names of the class that distributes the model, and the framework's version."""
         version = f"JAX {jax.__version__}, Keras {keras.__version__}"
         return "keras.distribution.DataParallel", version
 
-    def _placed(self, array: np.ndarray) -> jax.Array:
-        """This worker's rows as a part of all workers'."""
+    def _distribute(self, array: np.ndarray) -> jax.Array:
+        """Return this worker's rows as its shard of the global array of all workers' rows."""
         layout = self._layout.get_data_layout(array.shape).backend_layout
         return jax.make_array_from_process_local_data(layout, array)
 
     def _train(
         self, state: list[list[jax.Array]], x: jax.Array, y: jax.Array, parts: jax.Array
     ) -> tuple[list[list[jax.Array]], jax.Array]:
-        """One step of all workers: XLA adds up what their rows say of each weight."""
-        weights, remembered = state
+        """Compute one training step of all workers; XLA sums the gradients over all rows."""
+        weights, optimizer_state = state
 
         def loss(weights: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
             scores, _ = self._model.stateless_call(weights, [], x, training=True)
-            each = self._loss(y, scores).reshape(len(x), -1).mean(1)
-            return (each * parts).sum(), each
+            row_losses = self._loss(y, scores).reshape(len(x), -1).mean(1)
+            return (row_losses * parts).sum(), row_losses
 
         gradients, losses = jax.grad(loss, has_aux=True)(weights)
-        return list(self._optimizer.stateless_apply(remembered, gradients, weights)), losses
+        return list(self._optimizer.stateless_apply(optimizer_state, gradients, weights)), losses
 
 
 if __name__ == "__main__":
-    serve(lambda told: calls(Training(told)))
+    serve(lambda exported: calls(Training(exported)))

@@ -1,4 +1,4 @@
-"""A real link of a given rate: two network namespaces, a veth pair, a queue at both ends."""
+"""A real link of limited rate: two network namespaces, and a veth pair with a queue at each end."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from contextlib import ExitStack, contextmanager
 
 from labkit.common.errors import LabkitError
 
-ADDRESSES = ("192.0.2.1", "192.0.2.2")  # kept for examples (RFC 5737): nobody's
+ADDRESSES = ("192.0.2.1", "192.0.2.2")  # reserved for examples (RFC 5737)
 MTU = 1500
-FRAME = MTU + 14  # bytes that a queue counts: with the Ethernet header, without what only wires see
-QUEUE = 2**24  # bytes; more than a connection sends ahead, so that nothing is dropped
+FRAME = MTU + 14  # bytes of a frame that a queue counts: with Ethernet header, without preamble
+QUEUE = 2**24  # bytes of a queue; TCP sends less ahead, so that no packet is dropped
 DEVICE = "veth0"
-MEANS = ("ip", "tc")
+TOOLS = ("ip", "tc")  # required commands of iproute2
 
 
 def frames(rate: int) -> int:
-    """Frames that TCP hands to the queue at once: as many as fill some 50 µs, from 1.
+    """Return how many frames TCP passes to the queue at once: about 50 µs of link time.
 
-    A queue that wakes for every frame, each 12 µs at 1 Gb/s, comes too late on a busy machine.
+    The number is at least 1. A queue that wakes for every frame (every 12 µs at 1 Gb/s) would be
+    late on a busy machine.
 
     Args:
-        rate: bits/s.
+        rate: Link rate in bits/s.
     """
     return max(1, round(rate / 8 * 50e-6 / FRAME))
 
 
 def burst(rate: int) -> int:
-    """Bytes that pass at line speed after a pause: twice what TCP hands over at once.
+    """Return the burst size in bytes: what may pass without rate limit after a pause.
 
-    With less, the link idles whenever the kernel's timer wakes the queue late; the rate/HZ of the
-    manual (500 kB at 1 Gb/s, 250 Hz) is for kernels without high-resolution timers, and would
-    let small messages pass at once.
+    The size is twice the bytes that TCP passes to the queue at once.
+
+    With a smaller burst, the link idles whenever the kernel's timer wakes the queue late. The tc
+    manual recommends rate/HZ (500 kB at 1 Gb/s and 250 Hz) for kernels without high-resolution
+    timers. So large a burst would let small messages pass without delay.
     """
     return 2 * FRAME * frames(rate)
 
 
 def class_of(flow: int) -> int:
-    """The SO_PRIORITY by which packets find the queue of their flow, counted from 0."""
+    """Return the SO_PRIORITY that directs packets to their flow's queue; flows count from 0."""
     return 1 << 16 | flow + 1
 
 
 def queues(rate: int, flows: int = 1, device: str = DEVICE) -> list[str]:
-    """What `tc` is told at each end: one queue, or one a flow, served in turn by `htb`."""
-    each = f"burst {burst(rate)} cburst {burst(rate)}"
+    """Return the `tc` commands for each end of the link: one queue, or one `htb` queue per flow."""
+    burst_options = f"burst {burst(rate)} cburst {burst(rate)}"
     if flows == 1:
         return [f"qdisc add dev {device} root tbf rate {rate}bit burst {burst(rate)} limit {QUEUE}"]
-    inner = f"ceil {rate}bit {each} quantum {FRAME * frames(rate)}"
+    inner = f"ceil {rate}bit {burst_options} quantum {FRAME * frames(rate)}"
     return [
         f"qdisc add dev {device} root handle 1: htb default 1",
-        f"class add dev {device} parent 1: classid 1:ffff htb rate {rate}bit {each}",
+        f"class add dev {device} parent 1: classid 1:ffff htb rate {rate}bit {burst_options}",
         *(
             f"class add dev {device} parent 1:ffff classid 1:{flow + 1:x} "
             f"htb rate {rate // flows}bit {inner}"
@@ -64,24 +67,25 @@ def queues(rate: int, flows: int = 1, device: str = DEVICE) -> list[str]:
 
 @contextmanager
 def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
-    """Make the link; the names of its two namespaces. What was made is removed, also on Ctrl-C.
+    """Create the link, and yield its two namespaces' names; both are removed at exit and on Ctrl-C.
 
-    The devices are made inside the namespaces, so that no other interface, route or namespace
-    is touched, and nothing that is sent leaves the two.
+    The devices are created inside the namespaces. No other interface, route or namespace changes,
+    and no packet leaves the two namespaces.
 
     Args:
-        rate: bits/s, each direction.
-        flows: that share it fairly, each with a queue of its own, see `class_of`.
+        rate: Link rate in bits/s, for each direction.
+        flows: Number of flows that share the link fairly, each with its own queue, see `class_of`;
+            default: 1.
 
     Raises:
-        LabkitError: iproute2 or root is missing, or the kernel refuses a part.
+        LabkitError: iproute2 is missing, the user is not root, or the kernel rejects a command.
     """
-    require_means()
-    own = f"labkit-{os.getpid()}-{secrets.token_hex(3)}"
-    names = (f"{own}-a", f"{own}-b")
-    with ExitStack() as made:
+    require_tools()
+    prefix = f"labkit-{os.getpid()}-{secrets.token_hex(3)}"
+    names = (f"{prefix}-a", f"{prefix}-b")
+    with ExitStack() as cleanup:
         for name in names:
-            made.callback(_command, "ip", "netns", "delete", name, check=False)
+            cleanup.callback(_command, "ip", "netns", "delete", name, check=False)
             _command("ip", "netns", "add", name)
         one, other = names
         pair = f"name {DEVICE} type veth peer name {DEVICE} netns {other}".split()
@@ -96,14 +100,14 @@ def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
         yield names
 
 
-def inside(name: str) -> tuple[str, ...]:
-    """The words before a command that is to run in a namespace."""
+def command_prefix(name: str) -> tuple[str, ...]:
+    """Return the words that, put before a command, run the command in a network namespace."""
     return ("ip", "netns", "exec", name)
 
 
-def require_means() -> None:
-    """Raises: LabkitError, where iproute2 or root is missing."""
-    absent = [name for name in MEANS if shutil.which(name) is None]
+def require_tools() -> None:
+    """Raise LabkitError if iproute2 is missing, or the user is not root."""
+    absent = [name for name in TOOLS if shutil.which(name) is None]
     if absent:
         raise LabkitError(
             f"a rate-limited link needs the commands ip and tc; missing on PATH: "
@@ -112,16 +116,17 @@ def require_means() -> None:
     if os.geteuid() != 0:
         raise LabkitError(
             "a rate-limited link needs root, to make two network namespaces: "
-            "call it through sudo, or as root in a container or virtual machine of your own"
+            "call it through sudo, or as root in your own container or virtual machine"
         )
 
 
 def _command(*words: str, check: bool = True) -> None:
-    # In a session of its own, so that Ctrl-C ends labkit and not the command that tidies up.
-    done = subprocess.run(words, capture_output=True, text=True, start_new_session=True)
-    if check and done.returncode != 0:
+    # Each command has its own session, so that Ctrl-C does not interrupt the cleanup.
+    completed = subprocess.run(words, capture_output=True, text=True, start_new_session=True)
+    if check and completed.returncode != 0:
         raise LabkitError(
-            f"{' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}; "
+            f"{' '.join(words)}: "
+            f"{completed.stderr.strip() or f'exit code {completed.returncode}'}; "
             "a rate-limited link needs a Linux kernel with network namespaces, veth and "
             "sch_tbf (sch_htb for several flows), and root with CAP_SYS_ADMIN and CAP_NET_ADMIN"
         )

@@ -1,10 +1,11 @@
-"""A network that processes of one run have to themselves: a namespace with loopback alone.
+"""A private network for the processes of a run: a network namespace with loopback only.
 
     python -m labkit.frameworks.private_network [COMMAND WORD…]
 
-This program brings loopback up and becomes the command. Without one it holds the namespace until
-its input ends. TensorFlow's servers and the meeting points of PyTorch, JAX and Horovod listen on
-every interface without a key; here that is one which nobody else reaches.
+This program enables the loopback interface of its namespace, and then executes the command. Without
+a command, the program keeps the namespace alive until its standard input ends. TensorFlow's servers
+and the rendezvous of PyTorch, JAX and Horovod listen on every interface without authentication.
+Inside a private network namespace, no process from outside reaches these ports.
 """
 
 from __future__ import annotations
@@ -27,79 +28,83 @@ READY = "ready"
 
 
 @contextmanager
-def private_network(what: str, trusted: bool = False) -> Iterator[list[str]]:
-    """Make such a network; the words before each command that is to run in it.
+def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
+    """Create a private network, and yield the words that, put before a command, run it there.
 
     Args:
-        what: listens there, for the refusal.
-        trusted: whether it may be reached from elsewhere; then there are no words.
+        label: Name of the program that listens, for the error message.
+        trusted: True if other processes and machines may reach the program; the prefix is then
+            empty.
 
     Raises:
-        LabkitError: the system lets nobody of this user make one.
+        LabkitError: The system does not let this user create a namespace.
     """
     if trusted or trusts_network():
         yield []
         return
     pipe = subprocess.PIPE
     try:
-        holder = subprocess.Popen(_alone(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        holder = subprocess.Popen(
+            _unshare_command(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
     except OSError as error:
-        raise refusal(what, str(error)) from None
-    with holder:  # which closes its input
-        assert holder.stdout is not None  # for the type checker: pipes were asked for
+        raise refusal(label, str(error)) from None
+    with holder:  # Leaving the context closes the holder's input, which ends the holder.
+        assert holder.stdout is not None  # for the type checker
         if holder.stdout.readline().strip() != READY:
-            raise refusal(what, holder.communicate()[1].strip())
-        yield entering(holder.pid)
+            raise refusal(label, holder.communicate()[1].strip())
+        yield enter_command(holder.pid)
 
 
-def isolate(what: str) -> list[str]:
-    """Return the words by which one command has a network to itself, with all that it starts.
+def isolate(label: str) -> list[str]:
+    """Return the words that, put before a command, run it and its children in a private network.
 
     Args:
-        what: listens there, for the refusal.
+        label: Name of the program that listens, for the error message.
 
     Raises:
-        LabkitError: the system lets nobody of this user make one, and the network is not trusted.
+        LabkitError: The system does not let this user create a namespace, and the network is not
+            trusted.
     """
     if trusts_network():
         return []
     try:
-        done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
+        completed = subprocess.run([*_unshare_command(), "true"], capture_output=True, text=True)
     except OSError as error:
-        raise refusal(what, str(error)) from None
-    if done.returncode:
-        raise refusal(what, done.stderr.strip())
-    return _alone()
+        raise refusal(label, str(error)) from None
+    if completed.returncode:
+        raise refusal(label, completed.stderr.strip())
+    return _unshare_command()
 
 
-def _alone() -> list[str]:
+def _unshare_command() -> list[str]:
     unshare = [shutil.which("unshare") or "unshare", *_as_root("--map-root-user"), "--net"]
     return [*unshare, sys.executable, "-P", "-m", __name__]
 
 
-def entering(pid: int) -> list[str]:
-    """The words before a command that is to run in the network of a process."""
+def enter_command(pid: int) -> list[str]:
+    """Return the words that, put before a command, run it in the network namespace of a process."""
     nsenter = shutil.which("nsenter") or "nsenter"
     return [nsenter, *_as_root("--preserve-credentials"), "--net", "--target", str(pid)]
 
 
-def refusal(what: str, why: str) -> LabkitError:
-    """The error where no such network can be made."""
+def refusal(label: str, reason: str) -> LabkitError:
+    """Return the error for a system on which no private network can be created."""
     return LabkitError(
-        f"{what} would listen on every interface of this machine, unencrypted and without a key, "
-        "and whoever reaches it may read and change what is trained: labkit encloses them in a "
-        f"network namespace, which this system refuses ({why or 'without a word'}); on a network "
-        f"that you trust, give trusted_network=True or set {TRUSTED}=1"
+        f"{label} would listen on every interface of this machine, unencrypted and without a key, "
+        "and anyone who can reach it may read and change the training: labkit isolates it in a "
+        f"network namespace, which this system refuses ({reason or 'without a message'}); on a "
+        f"network that you trust, give trusted_network=True or set {TRUSTED}=1"
     )
 
 
 def _as_root(option: str) -> list[str]:
-    """Options by which others than root are root of a namespace that is their own."""
+    """Return the options that give a user other than root root's rights in the new namespace."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 
 def main(command: list[str]) -> None:
-    """Bring loopback up; be the command, or hold the network."""
+    """Enable loopback; then execute the command, or keep the namespace until the input ends."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _FLAGS, struct.pack("16sH22x", b"lo", _UP | _RUNNING))
     if command:

@@ -1,4 +1,4 @@
-"""Processes with TensorFlow's own servers: those that a rank starts, and what runs in each."""
+"""Processes that a rank starts for TensorFlow's own servers, and the code that they run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from labkit.communicator import Communicator
     from labkit.frameworks.tf_config import ClusterSpec
 
-MOST_ANEW = 5  # that a worker ends so often is no accident
+MOST_RESTARTS = 5  # maximum number of restarts of one worker
 
 
-class Servers:
-    """The processes of the workers and the servers to which a coordinator gives work.
+class ServerProcesses:
+    """The processes of the workers and parameter servers that TensorFlow's coordinator uses.
 
     Args:
-        spec: all tasks; that of the chief is not started here.
-        communicator: the ranks of the run.
-        threads: of each process.
-        inside: words before the command of a process, by the host of its address.
+        spec: All tasks of the cluster; this class does not start the process of the chief.
+        communicator: Communicator of the run's ranks.
+        threads: Number of compute threads of each process.
+        inside: Words before the command of a process, by the host of its address; default: none.
 
     Attributes:
-        anew: the tasks of processes that have ended before, and were started anew.
+        restarted: Names of the first tasks of processes that were restarted after an early end.
     """
 
     def __init__(
@@ -41,68 +41,74 @@ class Servers:
     ) -> None:
         self._spec, self._given, self._inside = spec, (communicator, threads), inside
         self._children: dict[str, Child] = {}
-        self.anew: list[JSON] = []
+        self.restarted: list[JSON] = []
 
     def start(self) -> None:
-        """Start all of them."""
+        """Start the processes of all tasks except the chief."""
         for tasks in self._spec.processes():
             if tasks[0][0] != "chief":
                 self._start(tasks)
 
     def tasks(self) -> dict[str, int]:
-        """The process of each task."""
+        """Return the process number of each task by its name, such as "worker 1"."""
         return {
             f"{job} {index}": child.pid
             for name, child in self._children.items()
             for job, index in self._named(name)
         }
 
-    def mend(self) -> None:
-        """Start a worker anew that has ended, as a manager of clusters would.
+    def restart_ended(self) -> None:
+        """Restart worker processes that have ended, as a cluster manager would.
 
         Raises:
-            LabkitError: a server has ended, and weights with it; or the same worker too often.
+            LabkitError: A parameter server has ended, so that its weights are lost, or a worker
+                ended too often.
         """
         for name, child in list(self._children.items()):
             if not child.ended:
                 continue
             tasks = self._named(name)
-            lost = [f"{job} {index}" for job, index in tasks if job == "ps"]
-            if lost or self.anew.count(name) == MOST_ANEW:
-                what = f", and the weights of {lost[0]} with it" if lost else " again and again"
-                raise LabkitError(f"{name} ended early{what}: {child.last_words()}")
+            lost_servers = [f"{job} {index}" for job, index in tasks if job == "ps"]
+            if lost_servers or self.restarted.count(name) == MOST_RESTARTS:
+                what = (
+                    f", and the weights of {lost_servers[0]} with it"
+                    if lost_servers
+                    else " too often"
+                )
+                raise LabkitError(f"{name} ended early{what}: {child.last_output()}")
             child.close()
-            self.anew.append(name)
+            self.restarted.append(name)
             self._start(tasks)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all processes."""
         while self._children:
             self._children.popitem()[1].close()
 
     def _start(self, tasks: list[tuple[str, int]]) -> None:
         name = "{} {}".format(*tasks[0])
-        configs = [self._spec.of(job, index) for job, index in tasks]
-        words = self._inside.get(self._spec.host(*tasks[0]), ())
-        self._children[name] = Child(__name__, name, configs, *self._given, inside=words)
+        configs = [self._spec.task_config(job, index) for job, index in tasks]
+        prefix = self._inside.get(self._spec.host(*tasks[0]), ())
+        self._children[name] = Child(__name__, name, configs, *self._given, inside=prefix)
 
     def _named(self, name: str) -> list[tuple[str, int]]:
-        """The tasks of a process."""
-        each = {"{} {}".format(*tasks[0]): tasks for tasks in self._spec.processes()}
-        return each[name]
+        """Return all tasks of the process with this name, which is the name of its first task."""
+        processes = {"{} {}".format(*tasks[0]): tasks for tasks in self._spec.processes()}
+        return processes[name]
 
 
 def start(configs: list[dict[str, JSON]]) -> Mapping[str, Callable[..., object]]:
-    """In such a process: start a server for each task; they live as long as the process does."""
+    """Start one TensorFlow server per task of this process; the servers end with the process."""
     import tensorflow as tf
 
     servers = []
     for config in configs:
         os.environ["TF_CONFIG"] = json.dumps(config)
-        found = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        who = (found.cluster_spec(), found.task_type, found.task_id)
-        servers.append(tf.distribute.Server(*who, protocol="grpc"))
-    return {"targets": lambda: [server.target for server in servers]}  # which holds them
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        server_options = (resolver.cluster_spec(), resolver.task_type, resolver.task_id)
+        servers.append(tf.distribute.Server(*server_options, protocol="grpc"))
+    # The function below refers to the servers, and so keeps them alive.
+    return {"targets": lambda: [server.target for server in servers]}
 
 
 if __name__ == "__main__":

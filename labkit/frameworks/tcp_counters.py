@@ -1,8 +1,9 @@
-"""Who has sent how many bytes to whom: the kernel's own counters of the TCP connections between.
+"""Numbers of bytes sent between processes, from the kernel's counters of TCP connections.
 
     python -m labkit.frameworks.tcp_counters DESCRIPTOR
 
-This program opens the kernel's book of connections where it runs, and hands it over.
+This program opens a netlink socket in its network namespace, and passes the socket to the parent
+process, which listens at DESCRIPTOR.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from labkit.common.canonical_json import JSON
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DUMP = 20, 0x301  # SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP
-_ESTABLISHED, _INFO = 1 << 1, 2  # states asked for; INET_DIAG_INFO
-_ACKED = 120  # place of tcpi_bytes_acked in struct tcp_info
+_ESTABLISHED, _INFO = 1 << 1, 2  # requested state TCP_ESTABLISHED; INET_DIAG_INFO
+_ACKED = 120  # offset in bytes of tcpi_bytes_acked in struct tcp_info
 
 
 class Connection(NamedTuple):
     """One end of a TCP connection of this host.
 
     Attributes:
-        port, other: its own, and that of the end that it talks to.
-        inode: by which a process has it open.
-        sent: bytes that the other end has received.
+        port, other: TCP port of this end, and of the other end.
+        inode: Inode number of the socket, which also appears among a process's open files.
+        sent: Bytes sent from this end that the other end has acknowledged.
     """
 
     port: int
@@ -40,63 +41,68 @@ class Connection(NamedTuple):
     sent: int
 
 
-class Wires:
-    """Bytes between processes of this host, by the names of their tasks.
+class ByteCounters:
+    """Counters of bytes between this host's processes, by the names of their tasks; on Linux only.
 
-    A connection that has closed counts with what was last seen of it. Linux alone counts.
+    A closed connection counts with the last value that `read` has seen.
 
     Args:
-        tasks: the process of each task; several tasks of one process have its first one's bytes.
-        networks: in which they talk: words before a command that runs there; none: in this one's.
+        tasks: Process number of each task. Of several tasks in one process, the first one gets all
+            bytes.
+        networks: For each network namespace to read, the words that run a command in it; default:
+            only the present namespace.
     """
 
     def __init__(self, tasks: Mapping[str, int], networks: Sequence[Sequence[str]] = ()) -> None:
-        self.tasks, self._books = dict(tasks), [book(words) for words in networks or [()]]
-        self._who: dict[int, str] = {}  # inode -> task
-        self._pairs: dict[int, tuple[str, str]] = {}  # inode -> who sends to whom
+        self.tasks, self._sockets = dict(tasks), [open_socket(words) for words in networks or [()]]
+        self._task_of: dict[int, str] = {}  # inode -> task
+        self._pairs: dict[int, tuple[str, str]] = {}  # inode -> sending task and receiving task
         self._seen: dict[int, int] = {}
-        self._sent: dict[int, int] = {}  # of what was seen, what counts
+        self._sent: dict[int, int] = {}  # inode -> counted bytes
 
-    def look(self, senders: Container[str], counts: bool = True) -> int:
-        """Read the counters; the bytes of these tasks so far, 0 where the kernel does not tell.
+    def read(self, senders: Container[str], counts: bool = True) -> int:
+        """Read the counters, and return the total bytes that these tasks sent; 0 without counters.
 
         Args:
-            senders: the tasks.
-            counts: whether those since the last look count.
+            senders: Tasks whose sent bytes are summed.
+            counts: True if bytes since the last call are added; False if they are skipped; default:
+                True.
         """
-        ends = [end for each in self._books for end in connections(each)]
-        if any(end.inode not in self._who for end in ends):
-            self._who = dict.fromkeys((end.inode for end in ends), "") | self._who
-            self._who |= dict(self._open())
-            of_ports = {(end.port, end.other): self._who.get(end.inode, "") for end in ends}
+        ends = [end for kernel in self._sockets for end in connections(kernel)]
+        if any(end.inode not in self._task_of for end in ends):
+            self._task_of = dict.fromkeys((end.inode for end in ends), "") | self._task_of
+            self._task_of |= dict(self._open())
+            of_ports = {(end.port, end.other): self._task_of.get(end.inode, "") for end in ends}
             for end in ends:
-                source, target = self._who[end.inode], of_ports.get((end.other, end.port), "")
+                source, target = self._task_of[end.inode], of_ports.get((end.other, end.port), "")
                 if source and target and source != target:
                     self._pairs[end.inode] = source, target
         for end in (end for end in ends if end.inode in self._pairs):
-            more = end.sent - self._seen.get(end.inode, 0)
+            new_bytes = end.sent - self._seen.get(end.inode, 0)
             self._seen[end.inode] = end.sent
-            self._sent[end.inode] = self._sent.get(end.inode, 0) + counts * more
+            self._sent[end.inode] = self._sent.get(end.inode, 0) + counts * new_bytes
         return sum(n for inode, n in self._sent.items() if self._pairs[inode][0] in senders)
 
-    def forget(self) -> None:
-        """Count from here."""
+    def reset(self) -> None:
+        """Set the counted bytes of all connections to 0."""
         self._sent = dict.fromkeys(self._sent, 0)
 
     def matrix(self, senders: Iterable[str]) -> dict[str, JSON]:
-        """Bytes from each of these tasks to each task, as last looked at; none without counters."""
-        if not self._who:  # not one connection of this host, to which its engines are connected
+        """Return the bytes sent from each of these tasks to every task; empty without counters."""
+        # Worker processes always have connections, so an empty table means a kernel without
+        # counters.
+        if not self._task_of:
             return {}
-        found = {task: dict.fromkeys(self.tasks, 0) for task in senders}
+        matrix = {task: dict.fromkeys(self.tasks, 0) for task in senders}
         for inode, (source, target) in self._pairs.items():
-            if source in found:
-                found[source][target] += self._sent[inode]
-        return {task: dict(row) for task, row in found.items()}
+            if source in matrix:
+                matrix[source][target] += self._sent[inode]
+        return {task: dict(row) for task, row in matrix.items()}
 
     def _open(self) -> Iterator[tuple[int, str]]:
-        """The sockets that processes have open, and whose they are."""
+        """Yield (inode, task) for each socket that a task's process has open."""
         for task, pid in reversed(self.tasks.items()):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # The process may have ended.
                 for name in os.listdir(f"/proc/{pid}/fd"):
                     with suppress(OSError):
                         target = str(Path(f"/proc/{pid}/fd/{name}").readlink())
@@ -104,72 +110,72 @@ class Wires:
                             yield int(target[8:-1]), task
 
 
-def book(inside: Sequence[str] = ()) -> socket.socket | None:
-    """The kernel's book of connections, which belongs to the network where it was opened.
+def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
+    """Return a netlink socket that reports TCP connections, or None if the kernel offers none.
+
+    The socket belongs to the network namespace in which it is opened. For another namespace, a
+    subprocess opens the socket, because a thread of this process cannot enter a namespace of the
+    user.
 
     Args:
-        inside: words before a command, that say where; none: here. No other thread of this process
-            has to go there, which a namespace of a user's own would not allow.
-
-    Returns:
-        None where the kernel has none.
+        inside: Words that run a command in the namespace; empty: the present namespace.
     """
     if not inside:
         with suppress(OSError, AttributeError):
             return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
         return None
-    here, there = socket.socketpair()
-    with here, there:
-        command = [*inside, sys.executable, "-P", "-m", __name__, str(there.fileno())]
-        subprocess.run(command, pass_fds=[there.fileno()], check=True)
-        _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        command = [*inside, sys.executable, "-P", "-m", __name__, str(sender.fileno())]
+        subprocess.run(command, pass_fds=[sender.fileno()], check=True)
+        _, descriptors, _, _ = socket.recv_fds(receiver, 1, 1)
     return socket.socket(fileno=descriptors[0]) if descriptors else None
 
 
 def connections(kernel: socket.socket | None) -> list[Connection]:
-    """All that are established in the network of this book; none without one."""
-    found: list[Connection] = []
+    """Return the established connections in a netlink socket's namespace; none without a socket."""
+    established: list[Connection] = []
     if kernel is None:
-        return found
+        return established
     for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):  # no such connections here
-            found.extend(_dump(kernel, family))
-    return found
+        with suppress(OSError):  # The namespace does not support this address family.
+            established.extend(_dump(kernel, family))
+    return established
 
 
 def _dump(kernel: socket.socket, family: int) -> Iterator[Connection]:
-    """Ask the kernel, see sock_diag(7)."""
-    asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
-    body = asked + bytes(48)  # no addresses: all
+    """Yield the connections of an address family that the kernel reports, see sock_diag(7)."""
+    request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
+    body = request + bytes(48)  # no addresses, which selects all connections
     kernel.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
     while True:
         data = kernel.recv(1 << 18)
-        at = 0
-        while at < len(data):
-            length, kind = struct.unpack_from("=IH", data, at)
-            if kind != _BY_FAMILY:  # the end, or an error
+        offset = 0
+        while offset < len(data):
+            length, kind = struct.unpack_from("=IH", data, offset)
+            if kind != _BY_FAMILY:  # the end of the list, or an error
                 return
-            yield from _parsed(data[at + 16 : at + length])
-            at += (length + 3) & ~3
+            yield from _parsed(data[offset + 16 : offset + length])
+            offset += (length + 3) & ~3
 
 
 def _parsed(message: bytes) -> Iterator[Connection]:
     port, other = struct.unpack_from("!HH", message, 4)
     (inode,) = struct.unpack_from("=I", message, 68)
-    at = 72
-    while at < len(message):
-        length, kind = struct.unpack_from("=HH", message, at)
+    offset = 72
+    while offset < len(message):
+        length, kind = struct.unpack_from("=HH", message, offset)
         if kind == _INFO and length >= 4 + _ACKED + 8:
-            (sent,) = struct.unpack_from("=Q", message, at + 4 + _ACKED)
+            (sent,) = struct.unpack_from("=Q", message, offset + 4 + _ACKED)
             yield Connection(port, other, inode, sent)
-        at += (length + 3) & ~3
+        offset += (length + 3) & ~3
 
 
 def main(descriptor: int) -> None:
-    """Hand the book over, by a socket of the process that asks; nothing where there is none."""
-    found = book()
+    """Open a netlink socket, and pass it, if there is one, over a socket of the parent process."""
+    counters_socket = open_socket()
     with socket.socket(fileno=descriptor) as asker:
-        socket.send_fds(asker, [b"!"], [found.fileno()] if found else [])
+        socket.send_fds(asker, [b"!"], [counters_socket.fileno()] if counters_socket else [])
 
 
 if __name__ == "__main__":

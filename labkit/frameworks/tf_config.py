@@ -1,4 +1,4 @@
-"""TF_CONFIG: how TensorFlow's processes are told who else there is."""
+"""TF_CONFIG, which tells TensorFlow's processes the addresses of all tasks."""
 
 from __future__ import annotations
 
@@ -15,76 +15,80 @@ from labkit.common import names
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 
-HERE = "127.0.0.1"
-PORT = 2222  # as TensorFlow's documentation has it
+LOOPBACK_ADDRESS = "127.0.0.1"
+PORT = 2222  # default port in TensorFlow's documentation
 
 
 @dataclass
 class ClusterSpec:
-    """Who takes part, by their jobs.
+    """The tasks of a TensorFlow cluster, by job.
 
     Attributes:
-        jobs: the addresses of the tasks of "chief", "worker", "ps" and "evaluator".
-        inside: servers live in the processes of the workers of their host, in turn.
+        jobs: Addresses (host:port) of the tasks of each job: "chief", "worker", "ps", "evaluator".
+        inside: True if parameter servers run in the processes of their host's workers, dealt out in
+            turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
     inside: bool = False
 
     def add(self, job: str, address: str) -> None:
-        """One more task of a job."""
+        """Add a task with this address to a job."""
         self.jobs.setdefault(job, []).append(address)
 
     def host(self, job: str, index: int) -> str:
-        """The name or address of the host of a task."""
+        """Return the host name or address of a task."""
         return self.jobs[job][index].rpartition(":")[0]
 
-    def of(self, job: str, index: int) -> dict[str, JSON]:
-        """TF_CONFIG of one task."""
-        cluster: dict[str, JSON] = {job: list(each) for job, each in self.jobs.items()}
+    def task_config(self, job: str, index: int) -> dict[str, JSON]:
+        """Return the content of TF_CONFIG for a task."""
+        cluster: dict[str, JSON] = {job: list(addresses) for job, addresses in self.jobs.items()}
         return {"cluster": cluster, "task": {"type": job, "index": index}}
 
     def processes(self) -> list[list[tuple[str, int]]]:
-        """The tasks of each process."""
-        found = [
+        """Return, for each process, its tasks as (job, index)."""
+        processes = [
             [(job, index)]
             for job, addresses in self.jobs.items()
             for index in range(len(addresses))
             if not (self.inside and job == "ps")
         ]
-        for tasks in found if self.inside else ():
+        for tasks in processes if self.inside else ():
             job, index = tasks[0]
             if job == "worker":
                 host = self.host(job, index)
-                own, others = self._on(host, "ps"), self._on(host, "worker")
-                tasks += [("ps", server) for server in own[others.index(index) :: len(others)]]
-        return found
+                local_servers, local_workers = self._on(host, "ps"), self._on(host, "worker")
+                tasks += [
+                    ("ps", server)
+                    for server in local_servers[local_workers.index(index) :: len(local_workers)]
+                ]
+        return processes
 
     def _on(self, host: str, job: str) -> list[int]:
-        """The tasks of a job on a host."""
+        """Return the indices of a job's tasks on a host."""
         return [k for k in range(len(self.jobs.get(job, ()))) if self.host(job, k) == host]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody uses now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        # All are held until the last is found, or one port would be found twice.
-        return [each.getsockname()[1] for each in sockets]
+    """Return ports of the loopback address that are free now."""
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket()) for _ in range(count)]
+        for bound_socket in sockets:
+            bound_socket.bind(("127.0.0.1", 0))
+        # All sockets stay open until every port is known, so that no port is returned twice.
+        return [bound_socket.getsockname()[1] for bound_socket in sockets]
 
 
 def on_this_host(jobs: Mapping[str, int], inside: bool = False) -> ClusterSpec:
-    """So many tasks of each job, at free ports of the loopback address."""
-    return at({job: [HERE] * count for job, count in jobs.items()}, inside)
+    """Return a cluster with these numbers of tasks per job, at free ports of this host."""
+    return at_addresses({job: [LOOPBACK_ADDRESS] * count for job, count in jobs.items()}, inside)
 
 
-def at(jobs: Mapping[str, Sequence[str]], inside: bool = False) -> ClusterSpec:
-    """Tasks of each job at these addresses of this machine, at ports that are free."""
+def at_addresses(jobs: Mapping[str, Sequence[str]], inside: bool = False) -> ClusterSpec:
+    """Return a cluster with one task per given address of this machine, each at a free port."""
     ports = iter(free_ports(sum(map(len, jobs.values()))))
     placed = {job: [f"{host}:{next(ports)}" for host in hosts] for job, hosts in jobs.items()}
-    return ClusterSpec({job: each for job, each in placed.items() if each}, inside)
+    return ClusterSpec({job: addresses for job, addresses in placed.items() if addresses}, inside)
 
 
 def on_hosts(
@@ -95,88 +99,93 @@ def on_hosts(
     evaluator: bool = False,
     port: int = PORT,
 ) -> ClusterSpec:
-    """The tasks of a cluster, node by node; with servers its first host has the chief, too.
+    """Return a cluster with tasks on each node; with servers, the first node also runs the chief.
 
     Args:
-        hosts: names or addresses of the nodes.
-        workers, servers: of each node.
-        inside: servers live in the processes of the workers.
-        evaluator: the last node has one.
-        port: of the first task of a node; others have the next ones.
+        hosts: Names or addresses of the nodes.
+        workers, servers: Numbers of workers and of parameter servers per node; default: 1 and 0.
+        inside: True if parameter servers run in the processes of the workers; default: False.
+        evaluator: True if the last node also runs an evaluator; default: False.
+        port: Port of a node's first task; its other tasks get the following ports; default: 2222.
 
     Raises:
-        InvalidInput: a host has no name, or is named twice, or no worker is left.
+        InvalidInput: A host name is invalid or repeated, or servers inside workers outnumber the
+            workers.
     """
-    hosts = [names.HOST.check(host, "hosts") for host in hosts]
-    if twice := {host for host in hosts if hosts.count(host) > 1}:
-        raise InvalidInput(f"hosts {', '.join(sorted(twice))} are named twice; name each once")
+    hosts = [names.HOST.validate(host, "hosts") for host in hosts]
+    if repeated := {host for host in hosts if hosts.count(host) > 1}:
+        raise InvalidInput(f"hosts {', '.join(sorted(repeated))} are given twice; give each once")
     if inside and servers > workers:
         raise InvalidInput(
-            f"servers={servers} do not fit inside workers={workers} of a node; give at most as many"
+            f"servers={servers} do not fit into workers={workers} of a node; give at most as many"
         )
     spec = ClusterSpec(inside=inside)
     for number, host in enumerate(hosts):
         jobs = ["chief"] * (number == 0 and servers > 0) + ["worker"] * workers + ["ps"] * servers
         jobs += ["evaluator"] * (evaluator and number == len(hosts) - 1)
-        for place, job in enumerate(jobs):
-            spec.add(job, f"{host}:{port + place}")
+        for offset, job in enumerate(jobs):
+            spec.add(job, f"{host}:{port + offset}")
     return spec
 
 
 def slurm_hosts() -> list[str]:
-    """The names of the hosts of the step, or of the job, of Slurm's in which this process runs.
+    """Return the host names of the Slurm step or job in which this process runs.
 
     Raises:
-        InvalidInput: it runs in none.
-        LabkitError: Slurm's command that reads such a list is not there, or fails.
+        InvalidInput: This process does not run in a Slurm job.
+        LabkitError: The command scontrol, which expands host lists, is missing or fails.
     """
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise InvalidInput(
-            "--slurm belongs in a job of Slurm's, and this is none (no SLURM_JOB_NODELIST): call "
-            "it in a batch script, or name the hosts"
+            "--slurm works in a Slurm job only (SLURM_JOB_NODELIST is not set): run the command "
+            "in a batch script, or give the hosts"
         )
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LabkitError(f"scontrol does not read {nodes}: {error}") from error
-    if done.returncode or not done.stdout.split():
-        raise LabkitError(f"scontrol does not read {nodes}: {done.stderr.strip()}")
-    return done.stdout.split()
+        raise LabkitError(f"scontrol cannot expand {nodes}: {error}") from error
+    if completed.returncode or not completed.stdout.split():
+        raise LabkitError(f"scontrol cannot expand {nodes}: {completed.stderr.strip()}")
+    return completed.stdout.split()
 
 
-def of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
-    """The process that this task of a step of Slurm's is; outside of steps, all of them.
+def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
+    """Return the tasks of this Slurm task's process; outside of Slurm steps, of all processes.
 
     Raises:
-        InvalidInput: the step has not one task for each process, host by host.
+        InvalidInput: The Slurm step does not have one Slurm task per process on each host.
     """
-    every, known = spec.processes(), os.environ
-    if "SLURM_STEP_NODELIST" not in known:  # in a batch script, which is a task 0, too
-        return every
-    host, place = known["SLURMD_NODENAME"], int(known["SLURM_LOCALID"])
-    own = [tasks for tasks in every if spec.host(*tasks[0]) == host]
-    if place >= len(own) or int(known["SLURM_STEP_NUM_TASKS"]) != len(every):
+    processes, variables = spec.processes(), os.environ
+    if "SLURM_STEP_NODELIST" not in variables:  # Batch scripts have a task number, too.
+        return processes
+    host, local_index = variables["SLURMD_NODENAME"], int(variables["SLURM_LOCALID"])
+    local_processes = [tasks for tasks in processes if spec.host(*tasks[0]) == host]
+    if local_index >= len(local_processes) or int(variables["SLURM_STEP_NUM_TASKS"]) != len(
+        processes
+    ):
         raise InvalidInput(
-            f"srun started {known['SLURM_STEP_NUM_TASKS']} tasks, and TF_CONFIG is asked for "
-            f"{len(every)}, {len(own)} of them on {host}; give srun --ntasks-per-node, or give "
-            "--workers, so that each has its own"
+            f"srun started {variables['SLURM_STEP_NUM_TASKS']} tasks, but TF_CONFIG has "
+            f"{len(processes)} processes, {len(local_processes)} of them on {host}; change "
+            "srun --ntasks-per-node or --workers, so that the numbers match"
         )
-    return [own[place]]
+    return [local_processes[local_index]]
 
 
-def lines(processes: list[list[tuple[str, int]]], spec: ClusterSpec) -> list[tuple[str, str]]:
-    """Of each of these processes: its host and tasks, and what a shell there is to be told."""
-    found = []
+def export_commands(
+    processes: list[list[tuple[str, int]]], spec: ClusterSpec
+) -> list[tuple[str, str]]:
+    """Return for each process a title (host, tasks), and the shell command that sets TF_CONFIG."""
+    commands = []
     for tasks in processes:
         job, index = tasks[0]
-        each = " and ".join(f"{job} {index}" for job, index in tasks)
-        found.append(
+        task_names = " and ".join(f"{job} {index}" for job, index in tasks)
+        commands.append(
             (
-                f"{spec.host(job, index)}: {each}",
-                f"export TF_CONFIG={shlex.quote(json.dumps(spec.of(job, index)))}",
+                f"{spec.host(job, index)}: {task_names}",
+                f"export TF_CONFIG={shlex.quote(json.dumps(spec.task_config(job, index)))}",
             )
         )
-    return found
+    return commands

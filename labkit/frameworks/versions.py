@@ -1,8 +1,9 @@
-"""Which packages a Python has, in which versions; nothing is imported for it.
+"""Versions of packages in a Python environment, read without importing the packages.
 
     python foreign.py labkit.frameworks.versions torch
 
-prints them of a Python in which labkit is not installed, or fails.
+This command works in a Python without labkit. The output is the versions; the command fails if a
+package is missing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from importlib.util import find_spec
 
 
 def versions(modules: list[str]) -> str:
-    """Such as "jax 0.10.2, keras 3.15.1"; empty where one is not installed.
+    """Return versions such as "jax 0.10.2, keras 3.15.1", or "" if a package is missing.
 
     Args:
-        modules: that are imported by these names.
+        modules: Import names of the packages.
     """
-    found = {module: _version(module) for module in modules}
-    return ", ".join(map(" ".join, found.items())) if all(found.values()) else ""
+    installed = {module: _version(module) for module in modules}
+    return ", ".join(map(" ".join, installed.items())) if all(installed.values()) else ""
 
 
 def _version(module: str) -> str:
@@ -28,11 +29,12 @@ def _version(module: str) -> str:
     try:
         return version(module)
     except PackageNotFoundError:
-        # Its package has another name, as tensorflow-cpu; or it is but a folder of this name.
+        # The distribution may have another name (tensorflow-cpu), or the module is a folder without
+        # one.
         names = packages_distributions().get(module)
         return version(names[0]) if names else ""
 
 
 if __name__ == "__main__":
-    found = versions(sys.argv[1:])
-    sys.exit("not installed") if not found else print(found)
+    installed = versions(sys.argv[1:])
+    sys.exit("not installed") if not installed else print(installed)

@@ -1,4 +1,4 @@
-"""Notebooks executed, a page each, and an index of their questions, pictures and answers."""
+"""A site of executed notebooks: a page per notebook, and an index of questions and answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import duration_text
-from labkit.gallery.execution import GallerySpec, execute_all, latest
 from labkit.gallery.index_entry import IndexEntry
+from labkit.gallery.notebook_runs import GallerySpec, execute_all, latest_result
 from labkit.jobs.listing import elapsed
 from labkit.jobs.notebook import JobResult
 from labkit.records import store
@@ -19,7 +19,7 @@ from labkit.report import embed, notebook_page
 from labkit.report.embed import figure_html, policy, scripts
 from labkit.report.jobs import command
 
-RUNS = "runs"  # the folder of the site in which jobs lie
+RUNS = "runs"  # folder of the notebook jobs within the site
 
 
 def gallery(
@@ -27,72 +27,79 @@ def gallery(
     site: Path,
     jobs: int = 1,
     tell: Callable[[str], None] = print,
-    others: Sequence[Path] = (),
+    more_notebooks: Sequence[Path] = (),
 ) -> list[JobResult]:
-    """Execute notebooks with their defaults and write the site; what has completed is kept.
+    """Execute notebooks with default parameters and write a site; reuse completed results.
 
-    The site is whole after each notebook, failed ones are in it, and it asks no host for anything.
+    The site is usable after each executed notebook, includes failed notebooks, and makes no network
+    requests.
 
     Args:
-        notebooks: .ipynb files.
-        site: the folder.
-        jobs: so many at a time.
-        tell: is told what happens.
-        others: notebooks that stay in the index where they have been executed before.
+        notebooks: Notebook files (.ipynb).
+        site: Folder to which the site is written.
+        jobs: Greatest number of notebooks that run at a time.
+        tell: Function that is called with each progress line.
+        more_notebooks: Further notebooks, which are not executed; the index shows their earlier
+            results.
+
+    Returns:
+        The result of each notebook, in the order of `notebooks`.
     """
-    before = [(path, latest(path, site / RUNS)) for path in others if path not in notebooks]
+    before = [
+        (path, latest_result(path, site / RUNS)) for path in more_notebooks if path not in notebooks
+    ]
     ended = {path: result for path, result in before if result is not None}
-    for each, result in execute_all(
+    for spec, result in execute_all(
         [GallerySpec(path) for path in notebooks], site / RUNS, jobs, tell
     ):
-        ended[each.notebook] = result
-        write_page(result, site / f"{each.notebook.stem}.html")
+        ended[spec.notebook] = result
+        write_page(result, site / f"{spec.notebook.stem}.html")
         write_index(sorted(ended.items()), site)
     return [ended[path] for path in notebooks]
 
 
-def chosen(folder: Path, only: str) -> list[Path]:
-    """The notebooks of a folder, or those that are named.
+def select_notebooks(folder: Path, only: str) -> list[Path]:
+    """Return the paths of all notebooks in a folder, or only of the named ones.
 
     Args:
-        folder: with .ipynb files.
-        only: names without ending, separated by commas; all where it is empty.
+        folder: Folder with .ipynb files.
+        only: Names of notebooks without file ending, separated by commas; "" selects all.
 
     Raises:
-        InvalidInput: there are none, or not one of this name.
+        InvalidInput: The folder has no notebooks, or no notebook with one of the names.
     """
-    found = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(found)
-    missing = [name for name in names if name not in found]
+    paths = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
+    names = [name.strip() for name in only.split(",") if name.strip()] or list(paths)
+    missing = [name for name in names if name not in paths]
     if missing or not names:
         raise InvalidInput(
             f"no notebook {', '.join(missing) or '*.ipynb'} in {folder}; there are: "
-            f"{', '.join(found) or 'none'}"
+            f"{', '.join(paths) or 'none'}"
         )
-    return [found[name] for name in names]
+    return [paths[name] for name in names]
 
 
 def write_page(result: JobResult, path: Path) -> None:
-    """The page of one notebook: what its job gave, and how it ended."""
+    """Write the page of one notebook: the outputs of its job, and the job's final state."""
     executed = result.path / "output.ipynb"
     if executed.exists():
         about = result.state + (f": {result.cause}" if result.cause else "")
         try:
             notebook_page([executed], path, [command(result.path)], about)
-        except LabkitError as error:  # the index has its answer all the same
+        except LabkitError as error:  # the index still shows the notebook's answer
             warnings.warn(f"no page of {result.path.name}: {error}", stacklevel=2)
             path.unlink(missing_ok=True)
-    else:  # it was refused before anything ran: the index says why
+    else:  # the job never started; the index states the reason
         path.unlink(missing_ok=True)
 
 
 def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
-    """The index over notebooks and how they ended."""
+    """Write the index page of the site, with each notebook's answer and final state."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader
 
     code = scripts()
-    # The head is that of a report.
-    places = [PackageLoader(f"labkit.{room}", ".") for room in ("gallery", "report")]
+    # The index template includes the HTML head of reports, so both packages provide templates.
+    places = [PackageLoader(f"labkit.{package}", ".") for package in ("gallery", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()
     page = environment.get_template("index.html").render(
@@ -109,7 +116,7 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
 def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
     shown = IndexEntry.of(notebook, result.path / "output.ipynb")
     page = site / f"{notebook.stem}.html"
-    took = _took(result.path)
+    duration = _duration(result.path)
     return {
         "name": notebook.stem,
         "page": page.name if page.exists() else None,
@@ -117,13 +124,13 @@ def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
         "answer": [(scrub(part), bool(n % 2)) for n, part in enumerate(shown.answer.split("**"))],
         "picture": figure_html(shown.picture) if shown.picture else "",
         "failed": "" if result.state == "completed" else scrub(f"{result.state}: {result.cause}"),
-        "took": "" if took is None else duration_text(took),
+        "took": "" if duration is None else duration_text(duration),
     }
 
 
-def _took(job: Path) -> float | None:
-    """Return how long a job took, s; None where its record does not say."""
+def _duration(job: Path) -> float | None:
+    """Return the duration of a job in seconds; None if the job's record is unreadable."""
     try:
         return elapsed(store.read_status(job))
-    except LabkitError:  # `labkit ls` says what is wrong with it
+    except LabkitError:  # `labkit ls` reports the damaged record
         return None

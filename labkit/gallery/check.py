@@ -1,4 +1,4 @@
-"""A notebook's words held against its numbers: three laws, and how much they would notice."""
+"""Check whether the text of an executed notebook agrees with its results, by three rules."""
 
 from __future__ import annotations
 
@@ -8,104 +8,110 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
-from labkit.gallery.claims import broken
+from labkit.gallery.claims import contradictions
 from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.execution import GallerySpec
 from labkit.gallery.index_entry import outputs
-from labkit.gallery.static_text import measured, outdated
+from labkit.gallery.notebook_runs import GallerySpec
+from labkit.gallery.static_text import measured_numbers, outdated_defaults
 from labkit.jobs import cells
 from labkit.jobs.parameters import declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
 from labkit.records.store import Record
 
-VALUES = "check.yaml"  # beside the notebooks: two sets of small values for each
-PLANTED = (0.8, 0.9, 1.1, 1.2)  # times a true number: a false one
+VALUES = "check.yaml"  # file beside the notebooks: sets of small parameter values by notebook
+PLANTED = (0.8, 0.9, 1.1, 1.2)  # factors by which the check's self-test falsifies true numbers
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was found of a notebook that has run.
+class NotebookVerdict:
+    """Result of the check of an executed notebook.
 
     Attributes:
-        faults: what does not hold, a line each.
-        sentences: that were read.
-        held: numbers in them that the run shows.
-        noticed: share of false numbers, planted one by one, that would not have been shown.
+        faults: Description of each statement that does not hold.
+        sentences: Number of sentences in the outputs of the notebook.
+        number_count: Number of measured numbers in all sentences together.
+        detected_share: Share (0 to 1) of falsified numbers that the check detects, if they replace
+            the true ones.
     """
 
     faults: tuple[str, ...]
     sentences: int
-    held: int
-    noticed: float
+    number_count: int
+    detected_share: float
 
     def __str__(self) -> str:
-        if not self.held:
+        if not self.number_count:
             return f"{plural(self.sentences, 'sentence')} without a measured number"
         return (
-            f"{plural(self.sentences, 'sentence')}, {plural(self.held, 'number')}; of false ones "
-            "in their places "
-            f"{self.noticed:.0%} would be noticed"
+            f"{plural(self.sentences, 'sentence')}, {plural(self.number_count, 'number')}; "
+            "the check detects "
+            f"{self.detected_share:.0%} of wrong numbers"
         )
 
 
-def small_values(notebooks: list[Path]) -> list[GallerySpec]:
-    """Each notebook with each of its sets in `check.yaml`; with its defaults where it has none.
+def check_specs(notebooks: list[Path]) -> list[GallerySpec]:
+    """Return a run specification for each notebook and each of its value sets in `check.yaml`.
 
-    A set says what differs from the first one.
+    A notebook without sets of parameter values runs with its defaults. Each further set lists only
+    the values that differ from the first set.
 
     Raises:
-        InvalidInput: the file is no YAML of names and lists of values.
+        InvalidInput: The file is not YAML that maps names of notebooks to lists of value sets.
     """
-    asked = []
+    specs = []
     for notebook in notebooks:
         file = notebook.parent / VALUES
-        known = read_yaml(read_text(file), str(file)) if file.exists() else {}
-        sets = known.get(notebook.stem, [{}])
+        value_sets = read_yaml(read_text(file), str(file)) if file.exists() else {}
+        sets = value_sets.get(notebook.stem, [{}])
         if (
             not isinstance(sets, list)
             or not sets
-            or not all(isinstance(each, dict) for each in sets)
+            or not all(isinstance(value_set, dict) for value_set in sets)
         ):
-            raise InvalidInput(f"{file}: {notebook.stem} needs a list of names and values")
-        asked += [GallerySpec(notebook, {**sets[0], **each}) for each in sets]
-    return asked
+            raise InvalidInput(
+                f"{file}: {notebook.stem} needs a list of mappings from parameter names to values"
+            )
+        specs += [GallerySpec(notebook, {**sets[0], **value_set}) for value_set in sets]
+    return specs
 
 
-def check(asked: GallerySpec, job: Path) -> Verdict:
-    """Hold a notebook's words against what its job gave.
+def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
+    """Check the text of an executed notebook against the results of its job.
 
-    1. What stands in the notebook itself holds no measured number, and no default of a parameter
-       that this run has changed.
-    2. A number with decimals or a unit in a sentence is one that the run shows: in a table, a
-       figure or a record, or as the factor between two of these where the sentence compares.
-    3. What a sentence concludes follows from its numbers (`labkit.gallery.claims`).
+    1. The notebook's source contains no measured number. The notebook's prose does not quote the
+       default of a parameter that this run has changed.
+    2. Each number with decimals or a unit in a sentence appears in a table, a figure or a record of
+       the run. A number that compares two values may also be the ratio of two numbers that appear
+       there.
+    3. The conclusion of each sentence follows from the numbers in the sentence (see
+       `labkit.gallery.claims`).
 
-    Whole numbers without a unit count and name; they are held by the third law alone.
+    Whole numbers without a unit are counts or names, to which only the third rule applies.
     """
-    defaults = known_values({n: p.default for n, p in declared(asked.notebook).items()})
-    # As it was started: a notebook that reads runs was given their folders.
+    defaults = known_values({n: p.default for n, p in declared(spec.notebook).items()})
+    # The job's record has its parameter values, including the folders that the notebook reads.
     started = job / "params.yaml"
     values: Record = {**defaults, **read_yaml(read_text(started), str(started))}
-    written = cells.read(asked.notebook)
-    faults = [*measured(written), *outdated(written, defaults, asked.values)]
+    written = cells.read(spec.notebook)
+    faults = [*measured_numbers(written), *outdated_defaults(written, defaults, spec.values)]
     shown = list(outputs(job / "output.ipynb"))
-    runs = load_runs(values["runs"] if asked.reads else job)
+    runs = load_runs(values["runs"] if spec.reads_runs else job)
     evidence = Evidence(shown, runs, values.get("target_accuracy"))
-    lines = [line for each in shown for line in each.text.splitlines() if line.strip()]
-    said = [(line, number) for line in lines for number in numbers(line) if not number.counts]
+    lines = [line for output in shown for line in output.text.splitlines() if line.strip()]
+    quoted = [(line, number) for line in lines for number in numbers(line) if not number.counts]
     faults += [
-        f"{number.text!r} stands in no table, figure or record of the run: {line}"
-        for line, number in said
-        if not evidence.has(number)
+        f"{number.text!r} is in no table, figure or record of the run: {line}"
+        for line, number in quoted
+        if not evidence.contains(number)
     ]
-    faults += [fault for each in shown for fault in broken(each.text)]
-    false = [planted for _, number in said for planted in _false(number)]
-    noticed = sum(not evidence.has(each) for each in false) / max(len(false), 1)
-    return Verdict(tuple(faults), len(lines), len(said), noticed)
+    faults += [fault for output in shown for fault in contradictions(output.text)]
+    fakes = [planted for _, number in quoted for planted in _wrong_numbers(number)]
+    detected_share = sum(not evidence.contains(number) for number in fakes) / max(len(fakes), 1)
+    return NotebookVerdict(tuple(faults), len(lines), len(quoted), detected_share)
 
 
-def _false(number: Number) -> Iterator[Number]:
-    """Numbers that are not this one, in the digits in which it is quoted."""
+def _wrong_numbers(number: Number) -> Iterator[Number]:
+    """Yield falsified numbers that differ from this number in its quoted digits."""
     for factor in PLANTED:
         if abs(factor - 1) * number.value > 2 * number.half:
             yield number._replace(value=factor * number.value)

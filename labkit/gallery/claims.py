@@ -1,4 +1,4 @@
-"""What the sentences of a reading conclude, held against the numbers that stand in them."""
+"""Check whether the conclusions in a summary's sentences follow from the quoted numbers."""
 
 from __future__ import annotations
 
@@ -9,88 +9,119 @@ from typing import NamedTuple
 
 from labkit.gallery.evidence import numbers
 
-# A number with its unit; what it is worth is read by `numbers`, so that ms may stand beside s.
+# This pattern matches a number with its unit. The function `numbers` converts units, so that values
+# in ms and s are comparable.
 _UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
 _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
 
 
 class Claim(NamedTuple):
-    """Where its form is found in a line, its numbers have to be so."""
+    """A rule for sentences: a pattern, and a condition on the numbers that it captures.
+
+    Attributes:
+        form: Pattern of a sentence with a conclusion; its groups capture numbers.
+        holds: Function of the captured numbers that returns whether the conclusion holds.
+        words: Description of the condition, for the message.
+    """
 
     form: re.Pattern[str]
     holds: Callable[..., bool]
     words: str
 
 
-def _law(form: str, holds: Callable[..., bool], words: str) -> Claim:
+def _rule(form: str, holds: Callable[..., bool], words: str) -> Claim:
     return Claim(re.compile(form), holds, words)
 
 
-# Numbers are rounded: what reads 1.00 may be a little more or less.
-LAWS = (
-    _law(rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}", lambda a, b, c: b <= a <= c, "within its ends"),
-    _law(
-        rf"\({_SPREAD}[^:.()]*: it pays", lambda a, b: a >= 1, "pays only if all of it is above 1"
+# The conditions admit equality, because a quoted 1.00 is rounded and may be slightly more or less.
+RULES = (
+    _rule(
+        rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}",
+        lambda a, b, c: b <= a <= c,
+        "the value must lie within its range",
     ),
-    _law(
-        rf"\({_SPREAD}[^:()]*: it (?:costs more|does not pay)",
+    _rule(
+        rf"\({_SPREAD}[^:.()]*: it pays",
+        lambda a, b: a >= 1,
+        "it pays only if the whole range is above 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}[^:()]*: it does not pay",
         lambda a, b: b <= 1,
-        "costs only if all of it is below 1",
+        "it does not pay only if the whole range is below 1",
     ),
-    _law(
-        rf"\({_SPREAD}[^:()]*: no difference", lambda a, b: a <= 1 <= b, "none only if 1 lies in it"
+    _rule(
+        rf"\({_SPREAD}[^:()]*: no difference",
+        lambda a, b: a <= 1 <= b,
+        "there is no difference only if the range includes 1",
     ),
-    _law(rf"\({_SPREAD}: faster", lambda a, b: b <= 1, "faster only if all of it is below 1"),
-    _law(rf"\({_SPREAD}: slower", lambda a, b: a >= 1, "slower only if all of it is above 1"),
-    _law(r"(?<![\d.,])(\d+) of (\d+)\b", lambda a, b: a <= b, "no more than there are"),
-    _law(rf"({_N}) times the fastest", lambda a: a >= 1, "none is faster than the fastest"),
-    _law(
+    _rule(
+        rf"\({_SPREAD}: faster",
+        lambda a, b: b <= 1,
+        "it is faster only if the whole range is below 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}: slower",
+        lambda a, b: a >= 1,
+        "it is slower only if the whole range is above 1",
+    ),
+    _rule(
+        r"(?<![\d.,])(\d+) of (\d+)\b", lambda a, b: a <= b, "the part must not exceed the total"
+    ),
+    _rule(rf"({_N}) times the fastest", lambda a: a >= 1, "no step is shorter than the fastest"),
+    _rule(
         rf"shortest step[^(]*\*\*[^(]*\(({_N})\), the longest[^(]*\(({_N})\)",
         lambda a, b: a <= b,
-        "the shortest is no longer",
+        "the shortest step must not exceed the other",
     ),
-    _law(
+    _rule(
         rf"shortest step is that of .*?\*\*, ({_N}) \(.*?the next ({_N})",
         lambda a, b: a <= b,
-        "the shortest is no longer",
+        "the shortest step must not exceed the other",
     ),
-    _law(
+    _rule(
         rf"still grows: .*? ({_N}) in the last .*?, ({_N}) in",
         lambda a, b: a >= b,
-        "what grows is more at the end",
+        "a growing norm must be larger at the end",
     ),
-    _law(rf"More servers .* it came: .*: ({_N})", lambda a: a >= 1, "they serve more"),
-    _law(
-        rf"More servers .* it did \*\*not\*\* come: .*: ({_N})",
-        lambda a: a <= 1,
-        "they serve no more",
-    ),
-    _law(rf"backup worker .* it came: .*?: ({_N})", lambda a: a <= 1, "the step is shorter"),
-    _law(
-        rf"backup worker .* it did \*\*not\*\* come: .*?: ({_N})",
+    _rule(
+        rf"More servers .*: reproduced: .*: ({_N})",
         lambda a: a >= 1,
-        "the step is no shorter",
+        "more servers must serve more samples/s",
+    ),
+    _rule(
+        rf"More servers .*: \*\*not\*\* reproduced: .*: ({_N})",
+        lambda a: a <= 1,
+        "more servers must not serve more samples/s",
+    ),
+    _rule(
+        rf"backup worker .*: reproduced: .*?: ({_N})", lambda a: a <= 1, "the step must be shorter"
+    ),
+    _rule(
+        rf"backup worker .*: \*\*not\*\* reproduced: .*?: ({_N})",
+        lambda a: a >= 1,
+        "the step must not be shorter",
     ),
 )
-# What a line says is the least of all lines of its reading.
+# Each claim of a minimum has the pattern of the value in the other lines of the same summary.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
-    "least traffic of those that send": rf"hands over ({_N})",
+    "least traffic of the runs that send": rf"sends ({_N})",
 }
 _NOTHING = re.compile(r"(?<![\w.])(?:nan|inf|NaN|None|NaT)(?![\w.])")
 
 
-def broken(reading: str) -> Iterator[str]:
-    """What of a reading does not follow from its numbers, a line each."""
+def contradictions(reading: str) -> Iterator[str]:
+    """Yield a description of each conclusion that contradicts the numbers in its sentence."""
     for line in reading.splitlines():
-        if found := _NOTHING.search(line):
-            yield f"{found[0]!r} is no result: {line}"
-        for law in LAWS:
-            for match in law.form.finditer(line):
-                if not law.holds(*map(_value, match.groups())):
-                    yield f"{match[0]!r}: {law.words}"
+        if match := _NOTHING.search(line):
+            yield f"{match[0]!r} is not a result: {line}"
+        for rule in RULES:
+            for match in rule.form.finditer(line):
+                if not rule.holds(*map(_value, match.groups())):
+                    yield f"{match[0]!r}: {rule.words}"
     yield from _extremes(reading)
 
 
@@ -101,11 +132,11 @@ def _extremes(reading: str) -> Iterator[str]:
         values = {line[1]: _value(line[2]) for line in lines}
         values = {name: value for name, value in values.items() if value or "traffic" not in words}
         if named and values and values.get(named[1], -1) != min(values.values()):
-            yield f"{named[0]!r}: it is {min(values, key=lambda name: values[name])}"
+            yield f"{named[0]!r}: the minimum is {min(values, key=lambda name: values[name])}"
 
 
 def _value(text: str) -> float:
-    """What a number is worth; one that cannot be read keeps no law."""
-    found = next(numbers(text.lstrip("-")), None)
-    value = math.nan if found is None else found.value
+    """Return a quoted number in base units; NaN, which satisfies no rule, if it is invalid."""
+    number = next(numbers(text.lstrip("-")), None)
+    value = math.nan if number is None else number.value
     return -value if text.startswith("-") else value

@@ -1,4 +1,4 @@
-"""Numbers that a text quotes, and those that a run shows: what sentences are held against."""
+"""Numbers that a notebook's text quotes, and numbers that its outputs and runs contain."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
-FEW = 40  # values of a column up to which a sentence may hold one against another
-SHORT = 40  # points of a trace up to which each counts: among more any number is found
+FEW = 40  # greatest number of values in a column whose ratios count as shown
+SHORT = 40  # greatest number of points of a trace that all count; more would match anything
 
-# What a unit is a unit of, and how much of it: a time is looked for among times.
+# Each unit has a quantity and a factor to the base unit. Times are compared with times only.
 UNITS = {
     **{unit: ("time", scale) for unit, scale in (("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))},
     "s": ("time", 1.0),
@@ -37,19 +37,20 @@ UNITS = {
     **dict.fromkeys(("x", "×", "times"), ("plain", 1.0)),
 }
 _UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
-# No part of a name (`w2`, `1f1b`), nor a field's value (`ratio=0.01`).
+# The pattern of a number excludes parts of names (`w2`, `1f1b`) and values of fields
+# (`ratio=0.01`).
 _NUMBER = re.compile(
     r"(?<![\w.=])(?<!\d,)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<decimals>\.\d+)?"
     rf"(?P<power>e[-+]?\d+)?(?:[ \u202f]?(?P<unit>{_UNIT})(?!\w))?(?!\w)"
 )
-_NAMED = (  # kind and scale of a column, by its name
+_NAMED = (  # pattern of a column's name, quantity, and factor to the base unit
     (re.compile(r"(^|[_\s,.])ms\b|_ms(\.|$)"), "time", 1e-3),
     (re.compile(r"seconds|, s$|_s$"), "time", 1.0),
     (re.compile(r"bytes|payload|memory|weights|gradients|optimizer|activations"), "bytes", 1.0),
 )
 
 
-# What is said of a number that holds one value against another: "1.5x", "0.5 of one process".
+# These words follow a number that compares two values: "1.5x faster", "0.5 of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -57,11 +58,15 @@ _SPREAD = re.compile(
 
 
 class Number(NamedTuple):
-    """A number in a text: what it is of, its value, and half of its last digit.
+    """A number that a text quotes.
 
     Attributes:
-        counts: it is whole and without a unit: a count, a name, a setting.
-        compares: it holds one value against another.
+        text: Quoted text, with the unit.
+        kind: Quantity: "time", "bytes", "rate" or "plain".
+        value: Value in base units.
+        half: Rounding error: half a unit of the last quoted digit, in base units.
+        counts: Whether the number is whole and has no unit, such as a count or a setting.
+        compares: Whether the text presents the number as a ratio of two values.
     """
 
     text: str
@@ -71,38 +76,39 @@ class Number(NamedTuple):
     counts: bool
     compares: bool
 
-    def among(self, values: Values) -> bool:
-        """Whether one of these reads so, in the digits that are given; signs are words."""
+    def matches(self, values: Values) -> bool:
+        """Whether any value rounds to this number in its quoted digits; signs are ignored."""
         return bool((np.abs(np.abs(values) - self.value) <= 1.001 * self.half).any())
 
 
 def numbers(text: str) -> Iterator[Number]:
-    """The numbers of a text.
+    """Yield the numbers in a text.
 
-    >>> [(each.text, each.kind, each.value) for each in numbers("2 ranks: 0.5x, 12.5 ms")]
+    >>> [(number.text, number.kind, number.value) for number in numbers("2 ranks: 0.5x, 12.5 ms")]
     [('2', 'plain', 2.0), ('0.5x', 'plain', 0.5), ('12.5 ms', 'time', 0.0125)]
     """
-    for found in _NUMBER.finditer(text):
-        decimals, power, unit = (found[name] or "" for name in ("decimals", "power", "unit"))
+    for match in _NUMBER.finditer(text):
+        decimals, power, unit = (match[name] or "" for name in ("decimals", "power", "unit"))
         kind, scale = UNITS.get(unit, ("plain", 1.0))
         scale *= 10.0 ** int(power[1:] or 0)
-        value = float(found["digits"].replace(",", "") + decimals)
+        value = float(match["digits"].replace(",", "") + decimals)
         half = 0.5 * 10.0 ** -max(len(decimals) - 1, 0)
         counts = not (decimals or power or unit)
-        before, after = text[: found.start()], text[found.end() :]
+        before, after = text[: match.start()], text[match.end() :]
         compares = unit in ("x", "×", "times") or bool(
             _FACTOR.match(after) or _SPREAD.search(before)
         )
-        yield Number(found[0], kind, value * scale, half * scale, counts, compares)
+        yield Number(match[0], kind, value * scale, half * scale, counts, compares)
 
 
 class Evidence:
-    """What the tables and figures of an executed notebook show, and its runs have measured.
+    """Numbers in the tables and figures of an executed notebook, and in the records of its runs.
 
     Args:
-        outputs: of the notebook's cells.
-        runs: that it made, or read.
-        target: the accuracy to which it counts, if it has one.
+        outputs: Outputs of the notebook's cells.
+        runs: Runs that the notebook made or read.
+        target: Target accuracy of the notebook's time-to-accuracy comparison; default: for each
+            run, its lowest accuracy over seeds.
     """
 
     def __init__(
@@ -122,21 +128,21 @@ class Evidence:
             self._history(run)
         self._verdicts(runs, target)
         kinds = {kind for _, kind in self._columns}
-        self._shown = {kind: np.unique(np.concatenate([*self._of(kind)])) for kind in kinds}
-        self._factors = np.unique(np.concatenate([np.zeros(1), *self._against()]))
+        self._shown = {kind: np.unique(np.concatenate([*self._values_of(kind)])) for kind in kinds}
+        self._factors = np.unique(np.concatenate([np.zeros(1), *self._ratios()]))
 
-    def has(self, number: Number) -> bool:
-        """Whether the run shows this number, in the digits in which it is quoted."""
+    def contains(self, number: Number) -> bool:
+        """Whether an output or a record contains this number in its quoted digits."""
         shown = self._shown.get(number.kind, np.zeros(0))
-        return number.among(shown) or (number.compares and number.among(self._factors))
+        return number.matches(shown) or (number.compares and number.matches(self._factors))
 
-    def _of(self, kind: str) -> Iterator[Values]:
-        for (_, own), column in self._columns.items():
-            if own == kind:
+    def _values_of(self, kind: str) -> Iterator[Values]:
+        for (_, column_kind), column in self._columns.items():
+            if column_kind == kind:
                 yield np.unique(np.array(column, float))
 
-    def _against(self) -> Iterator[Values]:
-        """Each value of a column of costs against each other."""
+    def _ratios(self) -> Iterator[Values]:
+        """Yield the ratios of all pairs of values, for each column of costs, such as times."""
         for (name, _), column in self._columns.items():
             values = np.unique(np.array(column, float))
             values = values[values != 0]
@@ -146,8 +152,8 @@ class Evidence:
     def _add(self, name: str, values: Iterable[float]) -> None:
         kinds = ((kind, scale) for form, kind, scale in _NAMED if form.search(name))
         kind, scale = next(kinds, ("plain", 1.0))
-        found = (scale * value for value in values)
-        self._columns.setdefault((name, kind), []).extend(v for v in found if np.isfinite(v))
+        scaled = (scale * value for value in values)
+        self._columns.setdefault((name, kind), []).extend(v for v in scaled if np.isfinite(v))
 
     def _words(self, place: str, text: str) -> None:
         for number in numbers(text):
@@ -156,59 +162,73 @@ class Evidence:
 
     def _metrics(self, name: str, value: JSON) -> None:
         if isinstance(value, dict):
-            for key, each in value.items():
-                # Of one column are the median and the ends of steps: spreads are held against them.
-                self._metrics(name if name.endswith("step_ms") else f"{name}.{key}", each)
+            for key, item in value.items():
+                # Median and percentiles of step times form one column, so that their ratios count
+                # as shown.
+                self._metrics(name if name.endswith("step_ms") else f"{name}.{key}", item)
         elif isinstance(value, list):
-            for each in value:
-                self._metrics(f"{name} each", each)
+            for item in value:
+                self._metrics(f"{name} each", item)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             self._add(name, [value])
 
     def _history(self, run: Run) -> None:
-        """Where the time of all steps but the first went, and how old gradients were."""
+        """Add the shares of parts in step time (without the first step), and the mean staleness."""
         history = run.history
         if "step" in history:
             sums = history[history["step"] > 0].filter(regex="seconds$").sum()
             self._add(f"{run.path.name} shares", (sums / max(sums.max(), 1e-12)).tolist())
-        if len(events := run.interleaving):
+        if len(events := run.update_log):
             self._add("staleness", [events.loc[events["update"] >= 0, "staleness"].mean()])
 
     def _verdicts(self, runs: Sequence[Run], target: float | None) -> None:
-        """What the seeds of each two runs say, and what it took to come to an accuracy."""
-        known = {run.path: found for run in runs if (found := accuracies(run))}
+        """Add the comparison over seeds of each pair of runs, and costs to reach an accuracy."""
+        known = {run.path: values for run in runs if (values := accuracies(run))}
         judged = [run for run in runs if run.path in known]
         for one, other in permutations(judged, 2):
-            said = judge_runs(one, other)
-            ends = (said.difference, said.low, said.high, said.mean_low, said.mean_high)
-            self._add("verdict", [CONFIDENCE, *ends, *(100 * end for end in ends)])  # and points
-        targets = {min(found.values()) for found in known.values()} if target is None else {target}
+            verdict = judge_runs(one, other)
+            ends = (
+                verdict.difference,
+                verdict.low,
+                verdict.high,
+                verdict.mean_low,
+                verdict.mean_high,
+            )
+            # Differences are also added in percentage points, because summaries quote both forms.
+            self._add("verdict", [CONFIDENCE, *ends, *(100 * end for end in ends)])
+        targets = (
+            {min(values.values()) for values in known.values()} if target is None else {target}
+        )
         for run, least in product(judged, targets):
             self._add("target", [least])
-            came = [arrival for arrival in arrivals(run, least).values() if arrival]
+            reached = [arrival for arrival in arrivals(run, least).values() if arrival]
             for name in ("seconds", "codec_seconds", "wire_bytes"):
-                values = [float(getattr(each, name)) for each in came]
-                self._add(f"{run.path.name} arrival {name}", _middle(values))
+                costs = [float(getattr(arrival, name)) for arrival in reached]
+                self._add(f"{run.path.name} arrival {name}", _averages(costs))
 
     def _tables(self, place: str, text: str) -> None:
-        """The columns of pandas' tables; their middles, in all and in each group of rows."""
+        """Add the columns of pandas tables in HTML, and their averages overall and by row group."""
         for number, table in enumerate(re.findall(r'(?s)class="dataframe">.*?</table>', text)):
             head, *rows = [_CELL.findall(row) for row in _ROW.findall(table)]
-            group, labelled, found = "", False, []
+            group, labelled, entries = "", False, []
             for row in rows:
-                own = [html.unescape(words) for kind, words in row if kind == "td"]
-                # Rows belong together under a label; where they are numbered, under a text.
+                body_cells = [html.unescape(words) for kind, words in row if kind == "td"]
+                # The labels in a table's index group its rows; if the index is numeric, text cells
+                # group them.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
                 self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))
-                texts = [words for words in own if not _PLAIN.fullmatch(words)]
+                texts = [words for words in body_cells if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)
-                # Columns of columns have fewer heads than cells.
-                heads = [""] * len(own) + [html.unescape(words) for _, words in head]
-                names = heads[len(heads) - len(own) :]
-                found += [(group, name, words) for name, words in zip(names, own, strict=True)]
-            self._cells(f"{place} {number}", found)
+                # The header is padded, because its row has fewer cells than the body if columns
+                # have several levels.
+                heads = [""] * len(body_cells) + [html.unescape(words) for _, words in head]
+                names = heads[len(heads) - len(body_cells) :]
+                entries += [
+                    (group, name, words) for name, words in zip(names, body_cells, strict=True)
+                ]
+            self._cells(f"{place} {number}", entries)
 
     def _cells(self, place: str, cells: Sequence[tuple[str, str, str]]) -> None:
         groups: dict[tuple[str, str], list[float]] = {}
@@ -220,10 +240,13 @@ class Evidence:
             else:
                 self._words(place, words)
         for (_, name), values in groups.items():
-            self._add(f"middle of {name}", _middle(values))
+            self._add(f"middle of {name}", _averages(values))
 
     def _figure(self, place: str, figure: Record) -> None:
-        """Words but the summary, which a reading may have written; traces: if long, their ends."""
+        """Add numbers in a figure's notes and traces; of long traces, only extremes and averages.
+
+        The figure's alternative text does not count, because it may repeat the text of a summary.
+        """
         layout = figure.get("layout") or {}
         for note in layout.get("annotations") or []:
             self._words(place, str(note.get("text", "")))
@@ -233,39 +256,39 @@ class Evidence:
                 if not len(values):
                     continue
                 shown = [values.min(), values.max()] if len(values) > SHORT else values
-                self._add(f"{place} points {title}", [*shown, *_middle(values.tolist())])
+                self._add(f"{place} points {title}", [*shown, *_averages(values.tolist())])
                 self._add(f"{place} {trace.get(f'{axis}axis')} last {title}", [values[-1]])
             for words in ("text", "hovertext", "customdata", "hovertemplate"):
                 for string in _strings(trace.get(words)):
                     self._words(f"{place} {words}", string)
 
 
-# Columns of which one value may be held against another.
+# A text may quote ratios of values in columns whose names match this pattern.
 _COSTS = re.compile(r"per_second|_ms|bytes|memory|speedup|bound|seconds|time")
 _ROW, _CELL = re.compile(r"(?s)<tr.*?</tr>"), re.compile(r"(?s)<(t[hd])[^>]*>(.*?)</\1>")
 _PLAIN = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def _middle(values: Sequence[float]) -> list[float]:
-    """Mean, and median without signs."""
+def _averages(values: Sequence[float]) -> list[float]:
+    """Return the mean of the values and the median of their absolute values."""
     return [float(np.mean(values)), float(np.median(np.abs(values)))] if values else []
 
 
 def _title(layout: Record, trace: Record, axis: str) -> str:
-    """The title of the axis on which a trace stands: it says the unit."""
-    own = str(trace.get(f"{axis}axis", axis))
-    title = (layout.get(f"{axis}axis{own[1:]}") or {}).get("title") or ""
+    """Return the title of a trace's axis, which states the unit of the values."""
+    axis_name = str(trace.get(f"{axis}axis", axis))
+    title = (layout.get(f"{axis}axis{axis_name[1:]}") or {}).get("title") or ""
     return str(title.get("text", "") if isinstance(title, dict) else title)
 
 
 def _floats(values: JSON) -> Values:
-    """The finite numbers of a trace, which Plotly packs where they are many."""
+    """Return the finite numbers of a trace's axis, which Plotly may encode in base64."""
     if isinstance(values, dict) and "bdata" in values:
-        found = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).astype(float)
+        array = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).astype(float)
     else:
         listed = values if isinstance(values, list) else []
-        found = np.array([each for each in listed if isinstance(each, int | float)], float)
-    finite: Values = found[np.isfinite(found)]
+        array = np.array([value for value in listed if isinstance(value, int | float)], float)
+    finite: Values = array[np.isfinite(array)]
     return finite
 
 
@@ -273,5 +296,5 @@ def _strings(value: JSON) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
+        for item in value:
+            yield from _strings(item)

@@ -1,4 +1,4 @@
-"""What the index shows of an executed notebook: its question, its answer, a picture."""
+"""Entry of an executed notebook in the index of the site: question, answer and figure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from labkit.records.notebook import read_notebook
 from labkit.records.store import Record
 
 PLOTLY = "application/vnd.plotly.v1+json"
-ANSWER, PICTURE = "answer", "picture"  # tags of the cells that give them
+ANSWER, PICTURE = "answer", "picture"  # tags of the notebook cells with the answer and the figure
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one output of a code cell shows, and the tags of its cell."""
+    """An output of a code cell, with the tags of the cell."""
 
     tags: tuple[str, ...]
     data: Record
 
     @property
     def text(self) -> str:
-        """Its Markdown; empty where it is something else."""
-        found = self.data.get("text/markdown", "")
-        return "".join(map(str, found)) if isinstance(found, list) else str(found)
+        """Markdown text of the output; empty if the output is not Markdown."""
+        text = self.data.get("text/markdown", "")
+        return "".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A notebook's first line; the last sentence of its answer; a figure, as Plotly's JSON."""
+    """A notebook's first line (question), last sentence of its answer, and figure (Plotly JSON)."""
 
     question: str
     answer: str = ""
@@ -40,45 +40,47 @@ class IndexEntry:
 
     @classmethod
     def of(cls, notebook: Path, executed: Path) -> IndexEntry:
-        """Read them of a notebook, and of what it gave where it has run.
+        """Read the question from a notebook, and the answer and figure from its executed copy.
 
-        The answer is made by the cell tagged `answer`, the picture by that tagged `picture`, or
-        else it is the first figure.
+        The cell with the tag `answer` gives the answer. The cell with the tag `picture` gives the
+        figure. If no cell has this tag, the first figure of the notebook is used.
         """
         prose = [cell.source for cell in cells.read(notebook) if cell.kind == "markdown"]
         lines = prose[0].splitlines() if prose else []
         question = lines[0].lstrip("# ") if lines else notebook.stem
-        found = _outputs_of(executed)
-        answers = [each.text for each in found if ANSWER in each.tags and each.text]
-        drawn = [each for each in found if isinstance(each.data.get(PLOTLY), dict)]
-        first = [each for each in drawn if PICTURE in each.tags] or drawn
+        shown = _outputs_of(executed)
+        answers = [output.text for output in shown if ANSWER in output.tags and output.text]
+        drawn = [output for output in shown if isinstance(output.data.get(PLOTLY), dict)]
+        first = [output for output in drawn if PICTURE in output.tags] or drawn
         lines = answers[-1].strip().splitlines() if answers else [""]
-        return cls(question, lines[-1].removeprefix("- "), _still(first[0]) if first else None)
+        return cls(
+            question, lines[-1].removeprefix("- "), _static_figure(first[0]) if first else None
+        )
 
 
 def _outputs_of(executed: Path) -> list[Output]:
-    """What an executed notebook shows; nothing of one that has not run, or is damaged."""
+    """Return the outputs of an executed notebook; empty if the file is missing or damaged."""
     try:
         return list(outputs(executed))
     except FileNotFoundError:
         return []
     except LabkitError as error:
-        warnings.warn(f"left out: {error}", stacklevel=2)
+        warnings.warn(f"skipped the outputs of a notebook: {error}", stacklevel=2)
         return []
 
 
-def _still(output: Output) -> Record:
-    """A figure without what plays it."""
+def _static_figure(output: Output) -> Record:
+    """Return an output's Plotly figure without animation frames and controls."""
     figure = dict(output.data[PLOTLY])
     figure.pop("frames", None)
     layout = figure.get("layout")
     layout = layout if isinstance(layout, dict) else {}
-    kept = {k: v for k, v in layout.items() if k not in ("sliders", "updatemenus")}
-    return figure | {"layout": kept}
+    static_layout = {k: v for k, v in layout.items() if k not in ("sliders", "updatemenus")}
+    return figure | {"layout": static_layout}
 
 
 def outputs(executed: Path) -> Iterator[Output]:
-    """What the cells of an executed notebook show, in order."""
+    """Yield the outputs of the cells of an executed notebook, in order."""
     for cell in read_notebook(executed)["cells"]:
         for output in cell.get("outputs", []):
             yield Output(tuple(cell["metadata"].get("tags", [])), output.get("data", {}))

@@ -1,4 +1,4 @@
-"""Text that somebody wrote into a notebook: it measures nothing, and names no value of a run."""
+"""Check that a notebook's source quotes neither measurements nor outdated defaults."""
 
 from __future__ import annotations
 
@@ -9,43 +9,50 @@ from collections.abc import Iterator, Sequence
 
 from labkit.common.canonical_json import JSON
 from labkit.gallery.evidence import numbers
-from labkit.jobs.cells import Cell
+from labkit.jobs.cells import NotebookCell
 from labkit.jobs.parameters import Values
 
-# What is no prose: code, links, the years of a source, and the numbers of a list.
+# This pattern matches parts of a text that are not prose: code, links, citations with years, and
+# list numbers.
 _APART = re.compile(
     r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)|(?m:^ *\d+\. )"
 )
 
 
-def measured(cells: Sequence[Cell]) -> Iterator[str]:
-    """Numbers with a unit in what stands in a notebook before it runs, a line each.
+def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
+    """Yield a message for each number with a unit in the source of a notebook.
 
-    Held are its prose and the texts in its code: there they stay the same whatever a run gives.
+    The function searches the prose and the string constants in the code, because neither changes
+    with the results of a run.
     """
     for text in _texts(cells):
         for number in numbers(_APART.sub(" ", text)):
             if number.text.strip("0123456789.,"):
-                where = _in(text, number.text)
-                yield f"{number.text!r} is measured, but stands in the notebook itself: {where}"
+                where = _line_with(text, number.text)
+                yield f"{number.text!r} is a measured number in the source of the notebook: {where}"
 
 
-def outdated(cells: Sequence[Cell], defaults: Values, values: Values) -> Iterator[str]:
-    """Numbers in prose that are the default of a parameter which this run has changed."""
+def outdated_defaults(
+    cells: Sequence[NotebookCell], defaults: Values, values: Values
+) -> Iterator[str]:
+    """Yield a message for each number in prose that equals a default changed by this run."""
     changed = {name: values[name] for name in values if values[name] != defaults.get(name)}
     for text in _prose(cells):
         for number in numbers(_APART.sub(" ", text)):
             for name, value in changed.items():
                 if number.value in _plain(defaults.get(name)) - _plain(value):
-                    where = _in(text, number.text)
-                    yield f"{number.text} is the default of {name}, here {value!r}: {where}"
+                    where = _line_with(text, number.text)
+                    yield (
+                        f"{number.text} is the default of {name}, which is {value!r} in this run: "
+                        f"{where}"
+                    )
 
 
-def _prose(cells: Sequence[Cell]) -> Iterator[str]:
+def _prose(cells: Sequence[NotebookCell]) -> Iterator[str]:
     return (cell.source for cell in cells if cell.kind == "markdown")
 
 
-def _texts(cells: Sequence[Cell]) -> Iterator[str]:
+def _texts(cells: Sequence[NotebookCell]) -> Iterator[str]:
     yield from _prose(cells)
     for cell in cells:
         if cell.kind == "code" and "parameters" not in cell.tags:
@@ -55,10 +62,12 @@ def _texts(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _plain(value: JSON) -> set[float]:
-    """The numbers in a parameter's value."""
-    return {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", json.dumps(value))}
+    """Return all numbers in the value of a parameter."""
+    return {
+        float(digits) for digits in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", json.dumps(value))
+    }
 
 
-def _in(text: str, words: str) -> str:
-    """The line of a text in which words stand."""
+def _line_with(text: str, words: str) -> str:
+    """Return the first line of a text that contains these words, cut to 160 characters."""
     return next((line.strip() for line in text.splitlines() if words in line), text.strip())[:160]

@@ -1,4 +1,4 @@
-"""Hosts: several of them on this machine, joined by a link of a given rate, with Slurm on top."""
+"""A testbed: several virtual hosts on this machine, joined by links of a given rate, with Slurm."""
 
 from labkit.hosts.testbed import Testbed, testbed
 

@@ -1,4 +1,4 @@
-"""How this machine and hosts reach each other: through which command, by which address."""
+"""Connections between this machine and hosts: login node, replacement of ssh, and addresses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from labkit.hosts.scripts import AGENT_VARIABLE, TESTBED
 
 
 def login() -> list[str]:
-    """The words before a command for the login node; none where this machine is one.
+    """Return the prefix of commands for the login node, or [] if this machine is a login node.
 
-    A testbed of this process, or one that `labkit testbed up` has left running, has its own.
+    The login node belongs to a testbed of this process, or to the testbed that `labkit testbed up`
+    has started.
     """
     named = os.environ.get(TESTBED)
     if named == "" or (named is None and "SLURM_CONF" in os.environ):
         return []
     folder = Path(named) if named else state.folder_of(state.UP)
-    return [str(folder / state.LOGIN_COMMAND)] if state.state(folder) else []
+    return [str(folder / state.LOGIN_COMMAND)] if state.read_state(folder) else []
 
 
 def agent() -> list[str]:
-    """The words of ssh, or of what is used in its place: LABKIT_AGENT, mpiexec's, a testbed's."""
+    """Return the command line of ssh or of the substitute that a variable or a testbed sets."""
     named = os.environ.get("LABKIT_AGENT") or os.environ.get(AGENT_VARIABLE)
     if named:
         return shlex.split(named)
@@ -35,59 +36,66 @@ def agent() -> list[str]:
 
 
 def addresses(names: Sequence[str]) -> list[str]:
-    """The IPv4 address of each host. Raises: LabkitError, for a name that nothing resolves."""
+    """Return the IPv4 address of each host.
+
+    Raises:
+        LabkitError: A name cannot be resolved.
+    """
     return [_address(name) for name in names]
 
 
 def _address(name: str) -> str:
     words = [*login(), "getent", "ahostsv4", name]
-    if login():  # whose /etc/hosts this machine does not see
-        said = subprocess.run(words, capture_output=True, text=True).stdout.split()
-        if said:
-            return said[0]
+    if login():  # a testbed's login node has its own /etc/hosts
+        answer = subprocess.run(words, capture_output=True, text=True).stdout.split()
+        if answer:
+            return answer[0]
     else:
         try:
             return socket.gethostbyname(name)
         except OSError:
             pass
     raise LabkitError(
-        f"host {name!r} is not known here; give a name that this machine resolves, or its address"
+        f"host {name!r} is unknown; give a name that this machine resolves, or its address"
     )
 
 
-def own_address(towards: Iterable[str]) -> str:
-    """The address of this machine by which those reach it; those that no way leads to are left out.
+def local_address(towards: Iterable[str]) -> str:
+    """Return the address by which the given hosts reach this machine.
+
+    Args:
+        towards: Addresses of hosts; addresses without a route are ignored.
 
     Raises:
-        LabkitError: no way leads to any, or they reach it by different addresses.
+        LabkitError: No address has a route, or the hosts reach this machine by different addresses.
     """
     ways = {address: _source(address) for address in towards}
-    found = {there: here for there, here in ways.items() if here}
-    # This machine may be one of the hosts, by a name that means loopback here.
-    own = sorted({here for here in found.values() if not here.startswith("127.")})
-    own = own or sorted(set(found.values()))
-    if len(own) == 1:
-        return own[0]
-    if not own:
-        raise LabkitError(f"no way leads from here to {', '.join(ways) or 'any host'}")
-    told = ", ".join(f"{there} by {here}" for there, here in found.items())
+    sources = {target: source for target, source in ways.items() if source}
+    # This machine may be one of the hosts, under a name that resolves to a loopback address here.
+    candidates = sorted({source for source in sources.values() if not source.startswith("127.")})
+    candidates = candidates or sorted(set(sources.values()))
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        raise LabkitError(f"this machine has no route to {', '.join(ways) or 'any host'}")
+    routes = ", ".join(f"{target} by {source}" for target, source in sources.items())
     raise LabkitError(
-        f"hosts reach this machine by different addresses ({told}): choose one: interface='…'"
+        f"hosts reach this machine by different addresses ({routes}): choose one: interface='…'"
     )
 
 
 def _source(address: str) -> str:
-    """Of the route to an address; "" where there is none. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return this machine's source address on the route to an address, or "" without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked.connect((address, 9))
+            probe.connect((address, 9))
         except OSError:
             return ""
-        return str(asked.getsockname()[0])
+        return str(probe.getsockname()[0])
 
 
-def answers(address: tuple[str, int], seconds: float) -> bool:
-    """Whether somebody listens at an address and port; False also where no way leads there."""
+def is_reachable(address: tuple[str, int], seconds: float) -> bool:
+    """Return whether a TCP connection to an address and port succeeds within `seconds`."""
     try:
         with socket.create_connection(address, seconds):
             return True

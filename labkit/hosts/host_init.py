@@ -1,10 +1,10 @@
-"""The first process of a host: makes what only this host has, then collects who ends.
+"""The first process of a virtual host, which sets the host up and reaps orphaned processes.
 
     python -m labkit.hosts.host_init SPECIFICATION
 
-It runs in namespaces of its own. When it ends, the system ends every process in them, and with the
-last process they are gone themselves, with their mounts and their ends of links. It ends when the
-process that started it does: the pipe that it reads is then closed.
+The process runs in its own Linux namespaces. When it exits, the kernel kills all other processes in
+these namespaces and then removes the namespaces with their mounts and network devices. The process
+exits when its parent does, because the pipe on its standard input is then closed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ READY = "ready"
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-Binds = Sequence[tuple[str, str]]  # what stands in the place of what
+Binds = Sequence[tuple[str, str]]  # pairs of a source path and the path that it replaces
 
 
 class Specification(TypedDict):
-    """What a host is to be."""
+    """The properties of a virtual host."""
 
     name: str
-    folder: str  # the testbed's, which all hosts see
-    private: list[str]  # folders of which this host has its own
-    shared: list[str]  # folders in them that are the machine's nevertheless
-    runtime: str  # its XDG_RUNTIME_DIR
+    folder: str  # the testbed's folder, which all hosts see
+    private: list[str]  # paths at which each host has a folder of its own
+    shared: list[str]  # folders inside private folders that all hosts share nevertheless
+    runtime: str  # XDG_RUNTIME_DIR of the host
     binds: Binds
-    tidies: bool  # whether this process removes the folder when it has lost who started it
+    tidies: bool  # whether this process removes `folder` after its parent has exited
 
 
 def prepare(host: Specification) -> None:
-    """Give this process's namespaces their name, folders and files."""
+    """Set the host name and mount the host's folders and files, in this process's namespaces."""
     socket.sethostname(host["name"])
     stage = Path(host["folder"]) / f"stage-{host['name']}"
     stage.mkdir()
@@ -59,10 +59,11 @@ def prepare(host: Specification) -> None:
 
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
-    """An empty folder in the place of one, with those in it that are shared."""
-    if not place.is_dir():  # it lies in one that is private already
+    """Mount an empty folder at `place`, and bind the shared folders into it."""
+    if not place.is_dir():  # the folder lies inside another private folder
         return
-    # Furnished aside, and then moved over the old one, out of which it is furnished.
+    # The new folder is filled elsewhere and then moved, because the shared folders lie inside the
+    # old folder.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():
@@ -73,36 +74,36 @@ def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
 
 
 def _show_own_devices(stage: Path) -> None:
-    """Let /sys/class/net list this host's devices; /sys keeps its control groups."""
+    """Remount /sys so that /sys/class/net lists this host's devices; keep the cgroup files."""
     _mount("-t", "sysfs", "sysfs", stage)
-    if CGROUPS.is_dir():  # slurmd ends where it finds none
+    if CGROUPS.is_dir():  # slurmd needs the control groups
         _mount("--rbind", CGROUPS, stage / CGROUPS.relative_to("/sys"))
     _mount("--move", stage, "/sys")
 
 
 def _mount(*words: str | Path) -> None:
-    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"mount {' '.join(map(str, words))}: {done.stderr.strip()}")
+    result = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"mount {' '.join(map(str, words))}: {result.stderr.strip()}")
 
 
 def _collect(number: int, frame: FrameType | None) -> None:
-    """Take note of children that have ended, those that others have left to this one included."""
+    """Reap all children that have ended, including adopted orphans."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def main(host: Specification) -> None:
-    """Be the first process of a host until whoever started it has ended."""
+    """Run as the first process of a host until the parent exits."""
     folder = Path(host["folder"])
-    # Opened while it can be seen: afterwards another folder may stand in its place.
+    # The parent folder is opened before `prepare`, because a mount may hide its path.
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("/")
     prepare(host)
     signal.signal(signal.SIGCHLD, _collect)
     print(READY, flush=True)
-    select.select([sys.stdin], [], [])  # nothing is ever written: it is closed
+    select.select([sys.stdin], [], [])  # returns when the parent's end of the pipe is closed
     if host["tidies"]:
         shutil.rmtree(folder.name, ignore_errors=True, dir_fd=parent)
 

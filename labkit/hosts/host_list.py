@@ -1,4 +1,4 @@
-"""Hosts as people write them: a list, words between commas, or the lines of a host file."""
+"""A parser of host lists: Python lists, comma-separated text, and host files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput, short
 
-# No name begins with a dash: as a word of a command it would be an option.
+# No host name begins with a dash, because a command would parse it as an option.
 _NAME = r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
 _WORD = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
 _LINE = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+)|\s+slots\s*=\s*(?P<more>[0-9]+))?")
@@ -19,38 +19,39 @@ MOST_SLOTS = 10_000
 
 
 class Host(NamedTuple):
-    """A host, and how many ranks it takes."""
+    """A host and its slots, the maximum number of ranks on it."""
 
     name: str
     slots: int
 
     def __str__(self) -> str:
-        """As mpiexec's `--host` has it."""
+        """Return the host in the syntax of mpiexec's `--host`."""
         return f"{self.name}:{self.slots}"
 
 
-def hosts_of(given: Sequence[str] | str | Path) -> list[Host]:
-    """The hosts that are meant, in their order; one that stands there twice has both its slots.
+def hosts_of(source: Sequence[str] | str | Path) -> list[Host]:
+    """Return the hosts in the order of their first mention; the slots of repeated hosts add up.
 
     >>> hosts_of("a:2,b")
     [Host(name='a', slots=2), Host(name='b', slots=1)]
 
     Args:
-        given: `["a:2", "b:2"]`, `"a:2,b:2"`, or a host file, whose lines are `a slots=2`, `a:2` or
-            `a`, with comments after #. Without slots a host has one.
+        source: `["a:2", "b:2"]`, `"a:2,b:2"`, or the path of a host file with lines such as `a
+            slots=2`, `a:2` or `a`, and comments after #. A host without a number of slots has one
+            slot.
 
     Raises:
-        InvalidInput: no host, or words that name none.
+        InvalidInput: The list is empty or contains an invalid name.
     """
-    if isinstance(given, Path) or (isinstance(given, str) and os.path.isfile(given)):
-        found = [*_lines(Path(given))]
+    if isinstance(source, Path) or (isinstance(source, str) and os.path.isfile(source)):
+        hosts = [*_lines(Path(source))]
     else:
-        words = given.split(",") if isinstance(given, str) else given
-        found = [_host(_WORD, word, "hosts", "a:2 or a") for word in words]
-    if not found:
-        raise InvalidInput(f"hosts={short(given)} names no host; give some, such as a:2,b:2")
+        words = source.split(",") if isinstance(source, str) else source
+        hosts = [_host(_WORD, word, "hosts", "a:2 or a") for word in words]
+    if not hosts:
+        raise InvalidInput(f"hosts={short(source)} names no host; give some, such as a:2,b:2")
     slots: Counter[str] = Counter()
-    for host in found:
+    for host in hosts:
         slots[host.name] += host.slots
     return [Host(*item) for item in slots.items()]
 

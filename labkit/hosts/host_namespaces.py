@@ -1,7 +1,7 @@
-"""Namespaces that a process holds: of its network, mounts, host name, processes, shared memory.
+"""The Linux namespaces of a virtual host: network, mounts, host name, processes, IPC.
 
-They have no name under /run/netns, so that nothing can be left of them: they are gone with their
-last process, however it ends.
+The namespaces have no name under /run/netns. The kernel therefore removes them when their last
+process ends, even by a crash.
 """
 
 from __future__ import annotations
@@ -16,32 +16,39 @@ import psutil
 
 from labkit.common.errors import LabkitError
 from labkit.hosts.host_init import READY, Specification
-from labkit.hosts.requirements import found
+from labkit.hosts.requirements import find_command
 
 KINDS = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
-def entering(pid: int, kinds: Sequence[str] = KINDS) -> list[str]:
-    """The words before a command that is to run in the namespaces of a process."""
-    return [found("nsenter") or "nsenter", "--target", str(pid), *kinds]
+def enter_command(pid: int, kinds: Sequence[str] = KINDS) -> list[str]:
+    """Return the prefix that runs a command in the namespaces of the process `pid`."""
+    return [find_command("nsenter") or "nsenter", "--target", str(pid), *kinds]
 
 
-class Space:
+class HostNamespaces:
     """The namespaces of one host, from its start to its end.
 
     Args:
-        host: what it is to be.
-        within: the process in whose namespace of processes it lies: it ends with that one.
+        host: Properties of the host.
+        within: Id of a process whose PID namespace contains the host, so that the host ends with
+            that namespace; None: this process's namespace.
     """
 
     def __init__(self, host: Specification, within: int | None = None) -> None:
         self.name = host["name"]
-        self.pid = 0  # of its first process, as this process sees it; once it is ready
+        self.pid = 0  # pid, in this PID namespace, of the host's first process; set by `wait`
         self._first: psutil.Process | None = None
         self._process = subprocess.Popen(
             [
-                *(entering(within, ["--pid"]) if within else []),
-                *(found("unshare") or "unshare", "--fork", "--kill-child", "--mount-proc", *KINDS),
+                *(enter_command(within, ["--pid"]) if within else []),
+                *(
+                    find_command("unshare") or "unshare",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                    *KINDS,
+                ),
                 *(sys.executable, "-P", "-m", "labkit.hosts.host_init", json.dumps(host)),
             ],
             stdin=subprocess.PIPE,
@@ -51,28 +58,33 @@ class Space:
         )
 
     def wait(self) -> None:
-        """Wait until it is made. Raises: LabkitError, with what could not be."""
-        assert self._process.stdout is not None  # for the type checker: pipes were asked for
+        """Wait until the host is ready.
+
+        Raises:
+            LabkitError: The host did not start; the message ends with the last error line.
+        """
+        assert self._process.stdout is not None  # tells the type checker that stdout is a pipe
         if self._process.stdout.readline().strip() != READY:
-            said = self._process.communicate()[1].strip().splitlines()
+            errors = self._process.communicate()[1].strip().splitlines()
             raise LabkitError(
-                f"host {self.name} did not start: {said[-1] if said else 'it said nothing'}; "
+                f"host {self.name} did not start: {errors[-1] if errors else 'no error message'}; "
                 "a testbed needs a Linux kernel with namespaces, and root with CAP_SYS_ADMIN"
             )
-        # Each of unshare and nsenter has one child; the last of them is the first inside.
+        # nsenter and unshare have one child each, so the innermost process is the first process of
+        # the host.
         self._first = psutil.Process(self._process.pid).children(recursive=True)[-1]
         self.pid = self._first.pid
 
     def has_ended(self) -> bool:
-        """Whether its first process has ended, and with it all of them."""
+        """Return whether the host's first process, and thus each process of the host, has ended."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End all its processes; they are gone when this returns."""
+        """Kill all processes of the host and wait until they have ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        # Not only by the pipe: who is stopped does not read.
+        # The process is also killed, because a stopped process does not notice the closed pipe.
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             (self._first or self._process).kill()
-        # The system tells of the end of a first process when all the others have ended.
+        # The kernel reports the end of the first process after the end of all other processes.
         self._process.wait()

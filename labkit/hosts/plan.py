@@ -1,4 +1,4 @@
-"""What a testbed is to be: how many hosts, their names and addresses, the rate of their links."""
+"""The plan of a testbed: number, names and addresses of the hosts, and the rate of the links."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from labkit.common.errors import InvalidInput, short
 from labkit.common.quantities import bits_of
 
-NAMES = "abcdefgh"  # of hosts
-LOGIN = "login"  # the machine itself, outside
-CONTROL = "control"  # where slurmctld runs, and the switch is
+NAMES = "abcdefgh"  # one letter for each host
+LOGIN = "login"  # name of this machine, which is the login node
+CONTROL = "control"  # name of the host with slurmctld and the switch
 MOST_CORES = 1024
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The shape of a testbed, as `labkit.testbed` takes it.
+class TestbedPlan:
+    """The validated parameters of `labkit.testbed`.
 
     Raises:
-        InvalidInput: a value that cannot work.
+        InvalidInput: A value is invalid.
     """
 
     nodes: int = 2
@@ -40,20 +40,22 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the virtual hosts: "a", "b", …"""
         return tuple(NAMES[: self.nodes])
 
     @property
     def rate(self) -> int:
-        """Bits/s of a link."""
+        """Bandwidth of a link in bits/s."""
         return bits_of(self.bandwidth, "bandwidth")
 
 
-def addresses(plan: Plan, number: int) -> dict[str, str]:
-    """The address of each host, of the control and of the login, in the network of that number.
+def addresses(plan: TestbedPlan, number: int) -> dict[str, str]:
+    """Return the IPv4 addresses, by name, of all hosts, of the control and of the login node.
 
     Args:
-        number: 0 to 255; 198.18.0.0/15 is kept for tests of networks (RFC 2544): nobody's.
+        plan: Parameters of the testbed.
+        number: Third byte of the network 198.18.N.0/24, 0 to 255; RFC 2544 reserves 198.18.0.0/15
+            for network tests.
     """
     places = {name: place for place, name in enumerate(plan.hosts, 1)} | {CONTROL: 253, LOGIN: 254}
     return {name: f"198.18.{number}.{place}" for name, place in places.items()}

@@ -1,4 +1,4 @@
-"""Slurm's queue: what a job waits for, where it stands, and why it has ended."""
+"""Slurm's queue: the states of jobs and nodes, and the reasons why jobs wait or end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 
-# What Slurm calls a job that has not ended; all other states are final.
-WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-GOES_ON = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
+# These are Slurm's states of a job that has not ended; all other states but COMPLETING are final.
+PENDING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
 UNKNOWN = ("", "N/A", "(null)", "None")
-# Why Slurm ends a job, by the state that it gives it.
+# These texts explain Slurm's states of a job that has ended early.
 CAUSES: Mapping[str, str] = {
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
@@ -27,19 +27,20 @@ CAUSES: Mapping[str, str] = {
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
-ASK_EVERY = 10.0  # seconds between two questions: a controller serves many
-LIMIT = 30.0  # seconds that an answer may take
+ASK_EVERY = 10.0  # seconds between queries, because Slurm's controller serves many users
+LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 
-class Job(NamedTuple):
-    """What Slurm says of a job, or of one element of an array.
+class SlurmJob(NamedTuple):
+    """The state of a Slurm job, or of one element of a job array.
 
     Attributes:
-        number: such as "12", or "12_3".
-        state: in Slurm's word, such as "PENDING" or "TIMEOUT".
-        reason: why it waits, or has ended; "" where Slurm gives none.
-        start: when it began, or is expected to, "2026-01-31T09:00:00"; "" where nobody knows.
-        place: how many waiting jobs come before it in its partition; None unless it was asked for.
+        number: Job id, such as "12", or "12_3" for an array element.
+        state: Slurm's name of the state, such as "PENDING" or "TIMEOUT".
+        reason: Why the job waits or has ended; "" if Slurm gives no reason.
+        start: Actual or expected start time, such as "2026-01-31T09:00:00"; "" if unknown.
+        partition: Name of the job's partition.
+        position: Number of pending jobs before this job in its partition; None unless queried.
     """
 
     number: str
@@ -47,28 +48,28 @@ class Job(NamedTuple):
     reason: str = ""
     start: str = ""
     partition: str = ""
-    place: int | None = None
+    position: int | None = None
 
     @property
-    def waits(self) -> bool:
-        """Whether it has not begun."""
-        return self.state in WAITS
+    def is_pending(self) -> bool:
+        """Whether the job has not started."""
+        return self.state in PENDING_STATES
 
     @property
     def has_ended(self) -> bool:
-        """Whether Slurm is through with it, but for tidying up."""
-        return self.state not in WAITS | GOES_ON | {"COMPLETING"}
+        """Whether the job has ended; Slurm may still be cleaning up."""
+        return self.state not in PENDING_STATES | ACTIVE_STATES | {"COMPLETING"}
 
     @property
-    def told(self) -> str:
-        """One sentence part for whoever waits: what for, behind how many, until when.
+    def summary(self) -> str:
+        """A clause about the job's state, with its queue position and expected start.
 
-        >>> Job("12", "PENDING", "Resources", "2026-01-31T09:00:00", "all", 2).told
+        >>> SlurmJob("12", "PENDING", "Resources", "2026-01-31T09:00:00", "all", 2).summary
         'job 12 waits in partition all behind 2 jobs (Resources), to begin at 2026-01-31 09:00:00'
         """
-        if not self.waits:
+        if not self.is_pending:
             return f"job {self.number} is {self.state.lower().replace('_', ' ')}"
-        behind = f" behind {plural(self.place, 'job')}" if self.place else ""
+        behind = f" behind {plural(self.position, 'job')}" if self.position else ""
         begin = f", to begin at {self.start.replace('T', ' ')}" if self.start else ""
         return (
             f"job {self.number} waits in partition {self.partition}{behind}"
@@ -77,9 +78,9 @@ class Job(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """Why it has ended before its time; "" where it has not, or ended by itself.
+        """Why Slurm ended the job early; "" if the job has not ended or has ended by itself.
 
-        >>> Job("12", "TIMEOUT").cause
+        >>> SlurmJob("12", "TIMEOUT").cause
         'Slurm ended job 12: its time limit was reached'
         """
         if self.state not in CAUSES:
@@ -87,14 +88,15 @@ class Job(NamedTuple):
         return f"Slurm ended job {self.number}: {CAUSES[self.state]}"
 
 
-class Node(NamedTuple):
-    """What Slurm says of a node.
+class SlurmNode(NamedTuple):
+    """The state of a Slurm node.
 
     Attributes:
-        name: as Slurm has it.
-        address: by which it is reached.
-        state: in Slurm's word, such as "idle" or "drained"; * behind it: it does not answer.
-        reason: why it takes no jobs, as who has drained it wrote; "" where Slurm has none.
+        name: Slurm's name of the node.
+        address: Address that reaches the node.
+        state: Slurm's name of the state, such as "idle" or "drained"; a trailing * means that the
+            node does not answer.
+        reason: Why an administrator or Slurm has taken the node out of service; "" if unknown.
     """
 
     name: str
@@ -104,9 +106,9 @@ class Node(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Why it takes no jobs; "" where it does.
+        """Why the node takes no jobs; "" if it takes jobs.
 
-        >>> Node("b", "10.0.0.2", "completing*", "").trouble
+        >>> SlurmNode("b", "10.0.0.2", "completing*", "").trouble
         'node b is completing and does not answer'
         """
         if not _UNWELL.fullmatch(self.state):
@@ -117,88 +119,94 @@ class Node(NamedTuple):
 
 
 class Queue:
-    """Slurm's commands, carried out here or through another command.
+    """Slurm's queue and job control, by Slurm's commands.
 
     Args:
-        through: words before each command, such as those of a testbed's login node.
+        through: Prefix of each Slurm command, such as the command that runs it on a testbed's login
+            node; default: none.
 
     Raises:
-        LabkitError: in each method: Slurm is not there or does not answer, with what it said.
+        LabkitError: Slurm is missing, fails or does not answer; each method may raise this error.
     """
 
     def __init__(self, through: Sequence[str] = ()) -> None:
         self._through = [*through]
 
-    def jobs(self, **which: str) -> list[Job]:
-        """The jobs that Slurm still knows, by `jobs="12,13"` or by `name="…"`; ended ones as well.
+    def jobs(self, **which: str) -> list[SlurmJob]:
+        """Return the selected jobs that Slurm still knows, including jobs that have ended.
 
-        Elements of an array stand one by one.
+        Each element of a job array is listed as a job.
+
+        Args:
+            which: The selection by ids, `jobs="12,13"`, or by name, `name="…"`.
         """
         chosen = [f"--{option}={value}" for option, value in which.items()]
         columns = "--format=%i|%T|%r|%S|%P"
-        said = self._ask("squeue", "--noheader", "--array", "--states=all", columns, *chosen)
-        if said is None:  # Slurm has forgotten it: some minutes after its end
+        output = self._run("squeue", "--noheader", "--array", "--states=all", columns, *chosen)
+        if output is None:  # squeue forgets a job some minutes after its end
             return [*self._accounted(which["jobs"])] if "jobs" in which else []
-        return [_job(line) for line in said.splitlines()]
+        return [_job(line) for line in output.splitlines()]
 
-    def placed(self, job: Job) -> Job:
-        """The job with its place among those that wait in its partition."""
-        if not job.waits:
+    def with_position(self, job: SlurmJob) -> SlurmJob:
+        """Return the job with its position among the pending jobs of its partition."""
+        if not job.is_pending:
             return job
         columns = ("--states=PENDING", "--sort=-p,i", "--format=%i")
-        said = self._ask("squeue", "--noheader", f"--partition={job.partition}", *columns) or ""
-        numbers = said.split()
-        return job._replace(place=numbers.index(job.number) if job.number in numbers else None)
+        output = self._run("squeue", "--noheader", f"--partition={job.partition}", *columns) or ""
+        numbers = output.split()
+        return job._replace(position=numbers.index(job.number) if job.number in numbers else None)
 
     def submit(self, command: Sequence[str], *options: str) -> str:
-        """Queue a command as a job; its number. `options` are sbatch's.
-
-        A job that is held, by `--hold`, waits for its `release`.
-        """
-        wrapped = f"--wrap=exec {shlex.join(command)}"
-        return (self._ask("sbatch", "--parsable", *options, wrapped) or "").strip().split(";")[0]
-
-    def release(self, number: str) -> None:
-        """Let a held job begin."""
-        self._ask("scontrol", "release", number)
-
-    def cancel(self, **which: str) -> None:
-        """End jobs by `name="…"` or `jobs="12,12_3"`; those that have ended stay so."""
-        words = which["jobs"].split(",") if "jobs" in which else [f"--name={which['name']}"]
-        self._ask("scancel", "--quiet", *words)
-
-    def nodes(self, partition: str | None = None, named: str | None = None) -> list[Node]:
-        """The nodes of a partition, or some by their names.
+        """Submit a command as a job and return the job's id.
 
         Args:
-            partition: whose; default: Slurm's default.
-            named: these ones instead, as Slurm writes them: "node[01-04]".
+            command: Command and arguments.
+            options: Options of sbatch; with `--hold` the job waits for `release`.
         """
-        given = {"partition": partition, "nodes": named}
-        which = [f"--{option}={value}" for option, value in given.items() if value]
-        said = self._ask("sinfo", "--noheader", "--Node", "--format=%N|%o|%T|%P|%E", *which) or ""
-        rows = [line.split("|", 4) for line in said.splitlines()]
+        wrapped = f"--wrap=exec {shlex.join(command)}"
+        return (self._run("sbatch", "--parsable", *options, wrapped) or "").strip().split(";")[0]
+
+    def release(self, number: str) -> None:
+        """Release a job that was submitted with `--hold`, so that it may start."""
+        self._run("scontrol", "release", number)
+
+    def cancel(self, **which: str) -> None:
+        """Cancel jobs by `name="…"` or ids, `jobs="12,12_3"`; ended jobs do not change."""
+        words = which["jobs"].split(",") if "jobs" in which else [f"--name={which['name']}"]
+        self._run("scancel", "--quiet", *words)
+
+    def nodes(self, partition: str | None = None, named: str | None = None) -> list[SlurmNode]:
+        """Return the nodes of a partition, or the nodes with given names.
+
+        Args:
+            partition: Name of the partition; default: Slurm's default partition.
+            named: Names of nodes in Slurm's syntax, such as "node[01-04]", instead of a partition.
+        """
+        filters = {"partition": partition, "nodes": named}
+        which = [f"--{option}={value}" for option, value in filters.items() if value]
+        output = self._run("sinfo", "--noheader", "--Node", "--format=%N|%o|%T|%P|%E", *which) or ""
+        rows = [line.split("|", 4) for line in output.splitlines()]
         return [
-            Node(name, address, state, "" if reason in (*UNKNOWN, "none") else reason.strip())
+            SlurmNode(name, address, state, "" if reason in (*UNKNOWN, "none") else reason.strip())
             for name, address, state, part, reason in rows
             if which or part.endswith("*")
         ]
 
-    def _accounted(self, numbers: str) -> Iterator[Job]:
-        """What accounting kept, where a site has it."""
+    def _accounted(self, numbers: str) -> Iterator[SlurmJob]:
+        """Yield the jobs from Slurm's accounting database, if the cluster has one."""
         columns = "--format=JobID,State,Reason,Start,Partition"
         options = ("--allocations", "--noheader", "--parsable2", columns, f"--jobs={numbers}")
         try:
-            said = self._ask("sacct", *options) or ""
-        except LabkitError:  # no accounting on this site
+            output = self._run("sacct", *options) or ""
+        except LabkitError:  # the cluster has no accounting database
             return
-        for line in said.splitlines():
+        for line in output.splitlines():
             yield _job(line)
 
-    def _ask(self, *words: str) -> str | None:
-        """What Slurm answers; None where it says that it does not know this job."""
+    def _run(self, *words: str) -> str | None:
+        """Run a Slurm command and return its output, or None if Slurm does not know the job."""
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*self._through, *words],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -207,20 +215,22 @@ class Queue:
             )
         except FileNotFoundError:
             raise LabkitError(
-                f"there is no {words[0]} here: Slurm's commands belong on a login node's PATH"
+                f"there is no {words[0]} here: Slurm's commands must be on the PATH of a login node"
             ) from None
         except subprocess.TimeoutExpired:
             raise LabkitError(f"{words[0]} did not answer within {LIMIT:.0f} s") from None
-        if done.returncode == 0:
-            return done.stdout
-        if "Invalid job id" in done.stderr:
+        if result.returncode == 0:
+            return result.stdout
+        if "Invalid job id" in result.stderr:
             return None
-        said = done.stderr.strip().splitlines()
-        raise LabkitError(f"{words[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
+        errors = result.stderr.strip().splitlines()
+        raise LabkitError(
+            f"{words[0]}: {errors[-1] if errors else f'exit code {result.returncode}'}"
+        )
 
 
-def _job(line: str) -> Job:
+def _job(line: str) -> SlurmJob:
     number, state, reason, start, partition = line.strip().split("|")
-    # Accounting adds by whom: "CANCELLED by 0".
+    # The accounting database appends the user to the state: "CANCELLED by 0".
     reason, start = ("" if value in UNKNOWN else value for value in (reason, start))
-    return Job(number, state.split()[0], reason, start, partition)
+    return SlurmJob(number, state.split()[0], reason, start, partition)

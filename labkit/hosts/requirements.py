@@ -1,4 +1,4 @@
-"""What a testbed needs of this machine, and the sentence where it is not there."""
+"""The commands, libraries and rights that a testbed needs, and errors about missing ones."""
 
 from __future__ import annotations
 
@@ -16,36 +16,43 @@ COMMANDS = {
     "mount": "mount",
 }
 SLURM = dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm")
-PMIX = "libpmix.so.2"  # by which `srun --mpi=pmix` makes one world of its tasks
-# Where a PATH of a person often does not lead, although they are root.
+PMIX = "libpmix.so.2"  # joins the tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
+# These system folders are often missing in PATH, even in root's.
 SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 def require(slurm: bool) -> None:
-    """Raises: LabkitError, where this machine cannot have a testbed; it says what to do."""
+    """Raise an error if this machine cannot run a testbed.
+
+    Args:
+        slurm: Whether the testbed has Slurm.
+
+    Raises:
+        LabkitError: A requirement is missing; the message says what to install or do.
+    """
     if sys.platform != "linux":
         raise LabkitError(
-            f"a testbed is made of Linux's namespaces, and this is {sys.platform}: "
-            "use a Linux machine, or a virtual one or a container with --privileged"
+            f"a testbed consists of Linux namespaces, and this is {sys.platform}: "
+            "use a Linux machine, a virtual machine, or a container with --privileged"
         )
-    absent = {name: package for name, package in _wanted(slurm).items() if not found(name)}
+    absent = {name: package for name, package in _wanted(slurm).items() if not find_command(name)}
     if slurm and not _has_pmix():
         absent[PMIX] = "libpmix2"
     if absent:
-        without = "; or do without Slurm: slurm=False, --no-slurm" if slurm else ""
+        without = "; or use no Slurm: slurm=False, --no-slurm" if slurm else ""
         raise LabkitError(
             f"a testbed needs {', '.join(absent)}, which this machine does not have; on Debian "
             f"and Ubuntu: apt-get install {' '.join(dict.fromkeys(absent.values()))}{without}"
         )
     if os.geteuid() != 0:
         raise LabkitError(
-            f"a testbed needs root, to make namespaces, and this is user {os.geteuid()}: "
-            "call it through sudo, or as root in a container or virtual machine of your own"
+            f"a testbed needs root to create namespaces, and this is user {os.geteuid()}: "
+            "run it through sudo, or as root in a container or virtual machine of your own"
         )
 
 
-def found(command: str) -> str | None:
-    """Where a command is, on PATH or among the system's."""
+def find_command(command: str) -> str | None:
+    """Return the path of a command in PATH or in the system folders, or None."""
     return shutil.which(command) or shutil.which(command, path=os.pathsep.join(SYSTEM))
 
 
@@ -54,10 +61,11 @@ def _wanted(slurm: bool) -> dict[str, str]:
 
 
 def pmix_folders() -> list[Path]:
-    """Where Debian's PMIx lies, and where its Slurm looks for it."""
+    """Return the folders of Debian's PMIx library, where Debian's Slurm looks for it."""
     return sorted(path.parent for path in Path("/usr/lib").glob(f"*/pmix2/lib/{PMIX}"))
 
 
 def _has_pmix() -> bool:
-    # Looked for, never loaded: one in this process would stand in the way of the wheel's own.
+    # The library is searched but not loaded, because it would conflict with the PMIx of Open MPI's
+    # Python package.
     return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX

@@ -1,4 +1,4 @@
-"""Two commands of a testbed: `agent`, in place of ssh, and `login`, for the login node."""
+"""Shell scripts of a testbed: `agent` replaces ssh, and `login` runs commands on the login node."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.hosts.host_init import Binds
-from labkit.hosts.host_namespaces import entering
-from labkit.hosts.requirements import found
+from labkit.hosts.host_namespaces import enter_command
+from labkit.hosts.requirements import find_command
 from labkit.hosts.switch import DEVICE
 
-# Letters of ssh's options that are followed by a value.
+# These letters are ssh options that take a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
-AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"  # where mpiexec looks for it
-# Names the folder of a testbed whose login node commands go through; empty on that node itself.
+AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"  # environment variable by which mpiexec finds it
+# This environment variable contains the folder of the testbed whose login node runs commands. It is
+# empty on the login node itself.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _AGENT = """#!/bin/sh
-# In place of ssh, for as long as the testbed is up: AGENT [OPTIONS] [USER@]HOST COMMAND...
+# Replaces ssh while the testbed is up: AGENT [OPTIONS] [USER@]HOST COMMAND...
 while [ $# -gt 0 ]; do
     case "$1" in
         -[{valued}]) shift 2 ;;
@@ -38,32 +39,32 @@ esac
     echo "ssh: connect to host $host port 22: No route to host" >&2
     exit 255
 }}
-# As sshd does: nothing of the caller's environment, in the home folder, by a shell.
+# Like sshd: an empty environment, in the home folder, by a shell.
 exec {enter} env -i {variables} /bin/sh -c 'cd; eval "$1"' sh "$*"
 """
 
 
 _LOGIN = """#!/bin/sh
-# A command on the login node: LOGIN COMMAND...
-# It sees this machine's own files, but the testbed's names, which nobody else must see.
+# Runs a command on the login node: LOGIN COMMAND...
+# The command sees this machine's files, and the testbed's host names only for itself.
 {exports}
 exec {unshare} --mount /bin/sh -c {mounts} sh "$@"
 """
 
 
 def login(binds: Binds, agent: str, configuration: str | None) -> str:
-    """The text of the command that carries another one out on the login node, this machine.
+    """Return the script that runs a command on the login node, which is this machine.
 
     Args:
-        binds: files and folders, and what each stands in the place of.
-        agent: the command in place of ssh; another one that the caller has chosen stays.
-        configuration: of the testbed's Slurm, if it has one.
+        binds: Pairs of a source path and the path that it replaces.
+        agent: Path of the agent script, which is used unless the caller has set another agent.
+        configuration: Path of slurm.conf; None: the testbed has no Slurm.
     """
-    mount = shlex.quote(found("mount") or "mount")
+    mount = shlex.quote(find_command("mount") or "mount")
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
     exports = [
         f"export {TESTBED}=",
-        # Not `export NAME=${NAME:-…}`, which some shells split at blanks.
+        # `export NAME=${NAME:-…}` is avoided, because some shells split its value at blanks.
         f'[ -n "${AGENT_VARIABLE}" ] || {AGENT_VARIABLE}={shlex.quote(agent)}',
         f"export {AGENT_VARIABLE}",
     ]
@@ -71,33 +72,33 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
         exports.append(f"export SLURM_CONF={shlex.quote(configuration)}")
     return _LOGIN.format(
         exports="\n".join(exports),
-        unshare=shlex.quote(found("unshare") or "unshare"),
+        unshare=shlex.quote(find_command("unshare") or "unshare"),
         mounts=shlex.quote(" && ".join([*mounts, 'exec "$@"'])),
     )
 
 
 def agent(hosts: Mapping[str, int], addresses: Mapping[str, str], runtime: str) -> str:
-    """The text of the command in place of ssh.
+    """Return the script that replaces ssh on a testbed.
 
     Args:
-        hosts: a process in the namespaces of each, by name.
-        addresses: of each.
-        runtime: XDG_RUNTIME_DIR of all of them.
+        hosts: Id of a process in the namespaces of each host, by name.
+        addresses: IPv4 address of each host, by name.
+        runtime: XDG_RUNTIME_DIR of all hosts.
     """
     cases = [f"    {name} | {addresses[name]}) pid={pid} ;;" for name, pid in hosts.items()]
     home = str(Path.home())
     variables = {"HOME": home, "USER": "root", "LOGNAME": "root", "SHELL": "/bin/sh", "PATH": PATH}
     variables["XDG_RUNTIME_DIR"] = runtime
-    ip = shlex.quote(found("ip") or "ip")
+    ip = shlex.quote(find_command("ip") or "ip")
     return _AGENT.format(
         valued=VALUED,
         cases="\n".join(cases),
-        network=f"{_entering('--net')} {ip} -br link show {DEVICE}",
-        enter=_entering(),
+        network=f"{_enter_words('--net')} {ip} -br link show {DEVICE}",
+        enter=_enter_words(),
         variables=" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
     )
 
 
-def _entering(*kinds: str) -> str:
-    words = entering(0, kinds) if kinds else entering(0)
+def _enter_words(*kinds: str) -> str:
+    words = enter_command(0, kinds) if kinds else enter_command(0)
     return " ".join('"$pid"' if word == "0" else shlex.quote(word) for word in words)

@@ -1,4 +1,4 @@
-"""Slurm on a testbed: its configuration, its daemons, and whether its nodes are ready."""
+"""Slurm on a testbed: configuration file, daemons, and the wait until nodes are ready."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.hosts.host_namespaces import entering
-from labkit.hosts.plan import CONTROL, Plan
-from labkit.hosts.requirements import PMIX, found, pmix_folders
+from labkit.hosts.host_namespaces import enter_command
+from labkit.hosts.plan import CONTROL, TestbedPlan
+from labkit.hosts.requirements import PMIX, find_command, pmix_folders
 from labkit.hosts.state import SLURM_CONF
 
-OWN = "/tmp/slurm"  # of each host: each has a /tmp of its own
-LIMIT = 45.0  # seconds until all nodes must have come up
-LOOK_EVERY = 0.1  # seconds
+FOLDER = "/tmp/slurm"  # one folder for each host, because each host has its own /tmp
+LIMIT = 45.0  # maximum seconds until all nodes are ready
+POLL_INTERVAL = 0.1  # seconds
 
-# No munge: nobody but root of this machine reaches the network of a testbed. `linuxproc` and
-# `task/none`: the daemons are in no control groups of their own. `config_overrides`: a node may
-# have more CPUs than the machine has cores.
+# Slurm needs no authentication by munge, because only root of this machine reaches the testbed's
+# network. The daemons have no cgroups of their own, hence `linuxproc` and `task/none`.
+# `config_overrides` lets a node have more CPUs than the machine has cores.
 _CONFIGURATION = """\
 ClusterName=labkit
 SlurmctldHost={control}({address})
@@ -47,25 +47,28 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def configuration(plan: Plan, addresses: Mapping[str, str]) -> str:
-    """The text of slurm.conf, the same for all hosts and for the login."""
+def configuration(plan: TestbedPlan, addresses: Mapping[str, str]) -> str:
+    """Return the text of slurm.conf, which is the same for all hosts and for the login node."""
     nodes = [
         f"NodeName={name} NodeAddr={addresses[name]} CPUs={plan.cores} State=UNKNOWN"
         for name in plan.hosts
     ]
     return _CONFIGURATION.format(
-        control=CONTROL, address=addresses[CONTROL], own=OWN, nodes="\n".join(nodes)
+        control=CONTROL, address=addresses[CONTROL], own=FOLDER, nodes="\n".join(nodes)
     )
 
 
 def pmix(folder: Path) -> list[tuple[str, str]]:
-    """What has to stand in the place of what, so that Slurm finds Debian's PMIx.
+    """Return the bind mounts by which Slurm finds Debian's PMIx library.
 
-    Its plugin opens `libpmix.so`, which only the package for developers brings: libpmix2 has
-    `libpmix.so.2` alone, and without a file of the other name `srun --mpi=pmix` ends.
+    Slurm's plugin opens `libpmix.so`, which only the development package contains. The package
+    libpmix2 has only `libpmix.so.2`, so `srun --mpi=pmix` would fail.
 
     Args:
-        folder: to be made, with what stands there.
+        folder: New folder for copies of the library's folders that also contain `libpmix.so`.
+
+    Returns:
+        Pairs of a source path and the path that it replaces.
     """
     binds = []
     for number, place in enumerate(pmix_folders()):
@@ -78,37 +81,39 @@ def pmix(folder: Path) -> list[tuple[str, str]]:
 
 
 class Slurm:
-    """Its daemons on a testbed.
+    """The Slurm daemons of a testbed.
 
     Args:
-        folder: the testbed's; slurm.conf is written there, and what the daemons say.
-        plan: of the testbed.
-        addresses: of hosts and control.
+        folder: Folder of the testbed, for slurm.conf and the daemons' log.
+        plan: Parameters of the testbed.
+        addresses: IPv4 addresses of the hosts and of the control, by name.
     """
 
-    def __init__(self, folder: Path, plan: Plan, addresses: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, plan: TestbedPlan, addresses: Mapping[str, str]) -> None:
         self.configuration, self.plan = folder / SLURM_CONF, plan
         self.configuration.write_text(configuration(plan, addresses))
         self.log = folder / "slurm.log"
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self, control: int, hosts: Mapping[str, int]) -> None:
-        """Start one slurmctld and a slurmd on each host; they end with the testbed.
+        """Start one slurmctld, and one slurmd on each host; all daemons end with the testbed.
 
-        Args: a process in the namespaces of each.
+        Args:
+            control: Id of a process in the control's namespaces.
+            hosts: Id of a process in the namespaces of each host, by name.
         """
         self._start(control, "slurmctld", "-D")
         for name, pid in hosts.items():
             self._start(pid, "slurmd", "-D", "-N", name)
 
     def _start(self, pid: int, daemon: str, *options: str) -> None:
-        words = [found(daemon) or daemon, *options, "-f", str(self.configuration)]
-        # Its folders lie in a /tmp that only this host sees.
-        made = f'mkdir -p {OWN}/state {OWN}/spool && exec "$@"'
+        words = [find_command(daemon) or daemon, *options, "-f", str(self.configuration)]
+        # Slurm's folders are created on the host, because they are in the host's own /tmp.
+        script = f'mkdir -p {FOLDER}/state {FOLDER}/spool && exec "$@"'
         with self.log.open("ab") as log:
             self.daemons.append(
                 subprocess.Popen(
-                    [*entering(pid), "sh", "-c", made, "sh", *words],
+                    [*enter_command(pid), "sh", "-c", script, "sh", *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -116,27 +121,33 @@ class Slurm:
             )
 
     def wait(self) -> None:
-        """Wait until all nodes are ready for jobs. Raises: LabkitError, with what Slurm said."""
+        """Wait until all Slurm nodes are ready for jobs.
+
+        Raises:
+            LabkitError: A daemon has ended, or a node is not ready in time; the message contains
+                the last error of the log.
+        """
         end = time.monotonic() + LIMIT
         while (states := self._states()) != ["idle"] * self.plan.nodes:
             ended = any(daemon.poll() is not None for daemon in self.daemons)
             if ended or time.monotonic() > end:
                 raise LabkitError(
                     f"Slurm did not start: {'a daemon has ended' if ended else 'its nodes are'}"
-                    f"{'' if ended else f' {states or 0} after {LIMIT:.0f} s'}: {self._said()}"
+                    f"{'' if ended else f' {states or 0} after {LIMIT:.0f} s'}: "
+                    f"{self._last_error()}"
                 )
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
 
     def _states(self) -> list[str]:
-        done = subprocess.run(
-            [found("sinfo") or "sinfo", "--noheader", "--Node", "--format=%T"],
+        result = subprocess.run(
+            [find_command("sinfo") or "sinfo", "--noheader", "--Node", "--format=%T"],
             env=os.environ | {"SLURM_CONF": str(self.configuration)},
             capture_output=True,
             text=True,
         )
-        return done.stdout.split()
+        return result.stdout.split()
 
-    def _said(self) -> str:
+    def _last_error(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        told = [line for line in lines if "error" in line or "fatal" in line] or lines
-        return told[-1] if told else "it said nothing"
+        errors = [line for line in lines if "error" in line or "fatal" in line] or lines
+        return errors[-1] if errors else "its log is empty"

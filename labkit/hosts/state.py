@@ -1,4 +1,4 @@
-"""What is known of a testbed to other processes, and how one is started and ended."""
+"""The state file of a testbed, and functions that start and end testbeds."""
 
 from __future__ import annotations
 
@@ -18,163 +18,170 @@ from typing import IO, Any, TypedDict, cast
 
 from labkit.common.errors import LabkitError
 from labkit.common.paths import bytecode_variables, runtime_folder
-from labkit.hosts.plan import Plan
+from labkit.hosts.plan import TestbedPlan
 from labkit.hosts.requirements import require
 from labkit.records import store
 
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
 SLURM_CONF = "slurm.conf"
 RECORD = "testbed.json"
-LAST = 60.0  # seconds that a testbed may take to end
-UP = "up"  # the name of the one that a command has left running
+LAST = 60.0  # maximum seconds to wait for the end of a testbed
+UP = "up"  # name of the testbed that `labkit testbed up` starts
 
 
-class State(TypedDict):
-    """What its holder says of a testbed that is up."""
+class TestbedState(TypedDict):
+    """The record of a running testbed, which its supervisor process writes."""
 
-    plan: dict[str, Any]  # the fields of its Plan
-    control: int  # a process in the control's namespaces
-    hosts: dict[str, int]  # a process in those of each host
+    plan: dict[str, Any]  # the fields of its TestbedPlan
+    control: int  # id of a process in the control's namespaces
+    hosts: dict[str, int]  # by host name: id of a process in the host's namespaces
     addresses: dict[str, str]
-    home: str  # where commands begin, if nothing else is said
+    home: str  # default working directory of commands
     runtime: str  # XDG_RUNTIME_DIR of each host
-    pid: int  # of the holder
+    pid: int  # of the supervisor
     process_started: float
     since_boot: float
 
 
 def folder_of(name: str) -> Path:
-    """Where the files of a testbed are."""
+    """Return the folder of the testbed with this name."""
     return runtime_folder("testbed") / name
 
 
-def state(folder: Path) -> State | None:
-    """What is said of the testbed of this folder; None where none is up."""
-    said = _said(folder)
-    return cast("State", said) if "hosts" in said and store.is_alive(said) else None
+def read_state(folder: Path) -> TestbedState | None:
+    """Return the state of the testbed in this folder, or None if it is not running."""
+    record = _read_record(folder)
+    return cast("TestbedState", record) if "hosts" in record and store.is_alive(record) else None
 
 
-def _said(folder: Path) -> store.Record:
-    """Its record; of one that is being started, who starts it."""
+def _read_record(folder: Path) -> store.Record:
+    """Return a testbed's record, which contains only the supervisor until the testbed is ready."""
     try:
-        # No schema is asked for: what outlives its labkit is ended by the next one.
-        said: store.Record = json.loads((folder / RECORD).read_text())
+        # The schema version is not checked, because any other version of labkit must be able to end
+        # the testbed.
+        record: store.Record = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
-    return said
+    return record
 
 
-def start(folder: Path, plan: Plan, parent: bool) -> tuple[State, subprocess.Popen[str]]:
-    """Start a testbed and wait for it: what its holder says, and the holder.
+def start(
+    folder: Path, plan: TestbedPlan, parent: bool
+) -> tuple[TestbedState, subprocess.Popen[str]]:
+    """Start a testbed, wait until it is ready, and return its state and its supervisor process.
 
     Args:
-        parent: whether it ends with this process.
+        folder: Folder of the testbed.
+        plan: Parameters of the testbed.
+        parent: Whether the testbed ends with this process.
 
     Raises:
-        LabkitError: it cannot be; the message says why, and what to do.
+        LabkitError: The testbed cannot start; the message says why, and what to do.
     """
     require(plan.slurm)
-    with tempfile.TemporaryFile("w+") as said:
-        holder = _holder(folder, plan, parent, said)
+    with tempfile.TemporaryFile("w+") as errors:
+        supervisor = _start_supervisor(folder, plan, parent, errors)
         try:
-            assert holder.stdout is not None  # for the type checker: a pipe was asked for
-            line = holder.stdout.readline()
-        except BaseException:  # nobody waits for it any more
-            holder.terminate()
-            holder.wait()
+            assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
+            line = supervisor.stdout.readline()
+        except BaseException:  # such as an interrupt: nothing waits for the testbed any more
+            supervisor.terminate()
+            supervisor.wait()
             raise
-        answer = json.loads(line) if line else {"ready": False, "message": _last_line(said)}
+        answer = json.loads(line) if line else {"ready": False, "message": _last_line(errors)}
     if not answer["ready"]:
-        holder.wait()  # until nothing is left of it
+        supervisor.wait()  # the supervisor ends after it has removed everything
         raise LabkitError(answer["message"])
-    found = state(folder)
-    if found is None:
-        raise LabkitError("the testbed has ended as soon as it was up")
-    return found, holder
+    record = read_state(folder)
+    if record is None:
+        raise LabkitError("the testbed has ended right after its start")
+    return record, supervisor
 
 
-def _holder(folder: Path, plan: Plan, parent: bool, said: IO[str]) -> subprocess.Popen[str]:
-    told = json.dumps(asdict(plan))
-    words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), told]
-    # This process by a descriptor: its number may be another's when it has ended.
-    own = [os.pidfd_open(os.getpid())] if parent else []
+def _start_supervisor(
+    folder: Path, plan: TestbedPlan, parent: bool, errors: IO[str]
+) -> subprocess.Popen[str]:
+    shape = json.dumps(asdict(plan))
+    words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), shape]
+    # A pidfd identifies this process even after its end, when another process may have its pid.
+    descriptors = [os.pidfd_open(os.getpid())] if parent else []
     try:
         return subprocess.Popen(
-            [*words, *map(str, own)],
+            [*words, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             text=True,
             env=os.environ | bytecode_variables(),
-            pass_fds=own,
-            start_new_session=True,  # Ctrl-C is meant for a cell or a command, not for the hosts
+            pass_fds=descriptors,
+            start_new_session=True,  # Ctrl-C must interrupt only a cell or a command, not the hosts
         )
     finally:
-        for descriptor in own:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
-def take(folder: Path) -> None:
-    """Make the folder of a testbed, which says from its first moment whose it is.
+def claim_folder(folder: Path) -> None:
+    """Create the folder of a testbed atomically, with a record of its owner.
 
     Raises:
-        LabkitError: it is another one's.
+        LabkitError: Another testbed owns the folder.
     """
-    made = _new_folder(folder.parent.name)
-    store.write_json(made / RECORD, {"schema": store.SCHEMA, **store.this_process()})
+    temporary = _new_folder(folder.parent.name)
+    store.write_json(temporary / RECORD, {"schema": store.SCHEMA, **store.this_process()})
     try:
-        made.rename(folder)
+        temporary.rename(folder)
     except OSError as error:
-        shutil.rmtree(made)
+        shutil.rmtree(temporary)
         if error.errno != errno.ENOTEMPTY:
             raise
         raise LabkitError(
-            "a testbed is up, or just being started: wait for it, or end it: labkit testbed down"
+            "a testbed is running or starting: wait for it, or end it: labkit testbed down"
         ) from None
 
 
 def _new_folder(name: str, tries: int = 100) -> Path:
     try:
         return Path(tempfile.mkdtemp(dir=runtime_folder(name)))
-    except FileNotFoundError:  # another testbed, which ends, has just removed what was empty
+    except FileNotFoundError:  # another testbed has removed the empty parent folder at its end
         if not tries:
             raise
         return _new_folder(name, tries - 1)
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a testbed that has ended, and those above in which nothing else is."""
-    shutil.rmtree(folder, ignore_errors=True)  # the control may do the same
-    for each in (folder.parent, folder.parent.parent):
+    """Remove the folder of a testbed that has ended, and its parent folders if they are empty."""
+    shutil.rmtree(folder, ignore_errors=True)  # the control may remove the same files
+    for parent in (folder.parent, folder.parent.parent):
         with suppress(OSError):
-            each.rmdir()
+            parent.rmdir()
 
 
-def forget(folder: Path) -> None:
-    """Remove what a testbed has left whose holder was killed; one that is there stays."""
-    if not store.is_alive(_said(folder)):
+def remove_stale(folder: Path) -> None:
+    """Remove a testbed's folder, unless the testbed's supervisor is running."""
+    if not store.is_alive(_read_record(folder)):
         remove(folder)
 
 
 def end(folder: Path) -> bool:
-    """End the testbed of this folder, and wait until nothing is left; whether there was one."""
-    said, was = _said(folder), folder.exists()
-    if store.is_alive(said):
+    """End the testbed of this folder, wait for its end, and return whether a testbed existed."""
+    record, existed = _read_record(folder), folder.exists()
+    if store.is_alive(record):
         with suppress(ProcessLookupError):
-            os.kill(said["pid"], signal.SIGTERM)
+            os.kill(record["pid"], signal.SIGTERM)
         limit = time.monotonic() + LAST
-        while store.is_alive(said):
+        while store.is_alive(record):
             if time.monotonic() > limit:
                 raise LabkitError(
                     f"the testbed has not ended after {LAST:.0f} s: "
-                    f"its holder is process {said['pid']}"
+                    f"its supervisor is process {record['pid']}"
                 )
             time.sleep(0.05)
-    remove(folder)  # where its holder was killed, with its control
-    return was
+    remove(folder)  # the folder remains if the supervisor and the control were killed
+    return existed
 
 
-def _last_line(said: IO[str]) -> str:
-    said.seek(0)
-    lines = [line for line in said.read().splitlines() if line.strip()]
-    return f"the testbed did not start: {lines[-1] if lines else 'its holder said nothing'}"
+def _last_line(errors: IO[str]) -> str:
+    errors.seek(0)
+    lines = [line for line in errors.read().splitlines() if line.strip()]
+    return f"the testbed did not start: {lines[-1] if lines else 'no error message'}"

@@ -1,10 +1,12 @@
-"""The holder of one testbed: makes it, and ends it with whoever asked for it.
+"""The supervisor process of one testbed, which creates and ends the testbed.
 
     python -m labkit.hosts.supervisor FOLDER PLAN [PARENT]
 
-All hosts lie in one namespace of processes, of which the first process is the control's: when that
-ends, everything has ended. It ends with the holder, and the holder with its parent, however these
-end. The folder is removed by the holder, or by the control where the holder was killed.
+The control is a virtual host for Slurm's controller and the network switch. All other hosts are
+inside the control's PID namespace, so all processes of the testbed end when the first process of
+the control ends. The control ends with the supervisor, and the supervisor with its parent process,
+even after a crash. The supervisor removes the testbed's folder; if the supervisor was killed, the
+control removes it.
 """
 
 from __future__ import annotations
@@ -24,52 +26,60 @@ import labkit
 from labkit.common.errors import LabkitError
 from labkit.hosts import scripts, switch
 from labkit.hosts.host_init import Specification
-from labkit.hosts.host_namespaces import Space
-from labkit.hosts.plan import CONTROL, LOGIN, Plan, addresses
+from labkit.hosts.host_namespaces import HostNamespaces
+from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
 from labkit.hosts.slurm import Slurm, pmix
-from labkit.hosts.state import AGENT, LOGIN_COMMAND, RECORD, SLURM_CONF, State, remove, take
+from labkit.hosts.state import (
+    AGENT,
+    LOGIN_COMMAND,
+    RECORD,
+    SLURM_CONF,
+    TestbedState,
+    claim_folder,
+    remove,
+)
 from labkit.records import store
 from labkit.records.endings import terminate
 
-LOOK_EVERY = 0.5  # seconds
+POLL_INTERVAL = 0.5  # seconds
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-USERS = Path("/run/user")  # of which a folder is somebody's XDG_RUNTIME_DIR
-# Variables that name folders which all hosts see, as they would on a cluster's file system.
+USERS = Path("/run/user")  # contains the XDG_RUNTIME_DIR of each user
+# These variables set folders that all hosts share, like a cluster's file system.
 SHARED = ("LABKIT_DATA", "LABKIT_CACHE", "PYTHONPYCACHEPREFIX")
 
 
-class Holder:
-    """Holds one testbed.
+class Supervisor:
+    """Creates and ends one testbed.
 
     Args:
-        folder: where its files are; all hosts see it.
-        plan: what it is to be.
+        folder: Folder of the testbed, which all hosts see.
+        plan: Parameters of the testbed.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         self.folder, self.plan = folder, plan
-        self.control: Space | None = None
-        self.number: int | None = None  # of its network
+        self.control: HostNamespaces | None = None
+        self.number: int | None = None  # number of the testbed's network, see `addresses`
         self.slurm: Slurm | None = None
-        self._others: list[Space] = []
+        self._hosts: list[HostNamespaces] = []
         self._binds = [(str(folder / "hosts"), "/etc/hosts")]
 
-    def start(self) -> State:
-        """Make all of it; how it stands."""
-        (self.folder / "hosts").touch()  # of which all hosts see what is written below
+    def start(self) -> TestbedState:
+        """Create the testbed and return its state."""
+        (self.folder / "hosts").touch()  # mounted at /etc/hosts of all hosts, and filled below
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")
-        self.control = Space(self._specification(CONTROL))
+        self.control = HostNamespaces(self._specification(CONTROL))
         self.control.wait()
-        self._others = [
-            Space(self._specification(name), self.control.pid) for name in self.plan.hosts
+        self._hosts = [
+            HostNamespaces(self._specification(name), self.control.pid) for name in self.plan.hosts
         ]
-        for host in self._others:
+        for host in self._hosts:
             host.wait()
-        pids = {host.name: host.pid for host in self._others}
-        self.number = switch.claim(self.control.pid)
+        pids = {host.name: host.pid for host in self._hosts}
+        self.number = switch.claim_network(self.control.pid)
         place = addresses(self.plan, self.number)
-        switch.join(self.plan, self.number, self.control.pid, pids)
+        switch.connect_hosts(self.plan, self.number, self.control.pid, pids)
         (self.folder / "hosts").write_text(_names(place))
         self._write_commands(pids, place)
         if self.plan.slurm:
@@ -77,7 +87,7 @@ class Holder:
             self.slurm.start(self.control.pid, pids)
             self.slurm.wait()
         me = store.this_process()
-        return State(
+        return TestbedState(
             plan=asdict(self.plan),
             control=self.control.pid,
             hosts=pids,
@@ -89,24 +99,24 @@ class Holder:
             since_boot=me["since_boot"],
         )
 
-    def keep(self) -> None:
-        """Wait until the control has ended."""
-        assert self.control is not None  # for the type checker: it is started
+    def wait(self) -> None:
+        """Wait until the control, and thus the testbed, has ended."""
+        assert self.control is not None  # tells the type checker that `start` has set it
         while not self.control.has_ended():
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             for daemon in self.slurm.daemons if self.slurm else ():
-                daemon.poll()  # one that has ended is a fault of a host, which goes on
+                daemon.poll()  # reaps a dead Slurm daemon; its host continues without it
 
     def stop(self) -> None:
-        """End every process of it, and remove what it has made."""
+        """End every process of the testbed, and remove its links and files."""
         if self.control is not None:
             self.control.end()
-        for host in self._others:
+        for host in self._hosts:
             host.end()
         for daemon in self.slurm.daemons if self.slurm else ():
             daemon.wait()
         if self.number is not None:
-            switch.release(self.number)
+            switch.release_network(self.number)
         remove(self.folder)
 
     def _specification(self, name: str) -> Specification:
@@ -132,19 +142,19 @@ class Holder:
 
 
 def _private() -> list[Path]:
-    """Folders of which each host has its own: those that hold what lives as long as a process."""
-    given = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "LABKIT_RUNTIME")]
-    return _folders("/tmp", "/dev/shm", USERS, *filter(None, given))
+    """Return the paths at which each host has its own folder, because they hold runtime files."""
+    variables = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "LABKIT_RUNTIME")]
+    return _folders("/tmp", "/dev/shm", USERS, *filter(None, variables))
 
 
 def _shared(folder: Path) -> list[Path]:
-    """Folders that all hosts see, wherever they lie: the testbed's, Python, labkit, the work."""
+    """Return the folders that all hosts share: the testbed's, Python's, labkit's and the user's."""
     repository = Path(labkit.__file__).parents[1]
-    given = [os.environ[name] for name in SHARED if os.environ.get(name)]
-    found = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *given)
+    variables = [os.environ[name] for name in SHARED if os.environ.get(name)]
+    folders = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *variables)
     private = _private()
-    # /tmp itself, where somebody works there, stays each host's own.
-    return [path for path in found if path not in private]
+    # A working folder that is /tmp itself stays private.
+    return [path for path in folders if path not in private]
 
 
 def _runtime() -> Path:
@@ -153,63 +163,65 @@ def _runtime() -> Path:
 
 
 def _folders(*places: str | Path) -> list[Path]:
-    """Those that are there, each once, as no link leads to them."""
+    """Return the existing folders with links resolved, without duplicates."""
     paths = [Path(place).resolve() for place in places]
     return [*dict.fromkeys(path for path in paths if path.is_dir())]
 
 
 def _names(place: dict[str, str]) -> str:
-    """The text of /etc/hosts."""
-    own = os.uname().nodename  # by which ranks find the program that started them
+    """Return the text of /etc/hosts for a testbed with these addresses."""
+    hostname = os.uname().nodename  # ranks connect to mpiexec by this name
     lines = [f"{address} {name}" for name, address in place.items() if name != LOGIN]
-    return "\n".join(["127.0.0.1 localhost", *lines, f"{place[LOGIN]} {LOGIN} {own}", ""])
+    return "\n".join(["127.0.0.1 localhost", *lines, f"{place[LOGIN]} {LOGIN} {hostname}", ""])
 
 
-def _say(**said: object) -> None:
-    """Answer the parent, which waits for one line."""
-    print(json.dumps(said), flush=True)
-    # It may have ended by the time that anything else is said.
+def _answer_parent(**answer: object) -> None:
+    """Write the line of JSON for which the parent process waits, then discard further output."""
+    print(json.dumps(answer), flush=True)
+    # Later output is discarded, because the parent may have closed its end of the pipe.
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _obey(parent: int) -> None:
-    """End this process when its parent has ended, also while hosts are just being started."""
+def _end_with_parent(parent: int) -> None:
+    """Terminate this process when its parent has ended, even while hosts start."""
     select.select([parent], [], [])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(folder: Path, plan: Plan, parent: int | None) -> None:
-    """Hold a testbed until its parent, or somebody by a signal, ends it.
+def main(folder: Path, plan: TestbedPlan, parent: int | None) -> None:
+    """Run a testbed until the parent process ends, or until a signal ends this process.
 
     Args:
-        parent: a descriptor of that process; None: nobody's end is that of the testbed.
+        folder: Folder of the testbed.
+        plan: Parameters of the testbed.
+        parent: A pidfd of the parent process; None: the testbed outlives its parent.
     """
     for number in ENDS:
         signal.signal(number, terminate)
     if parent is not None:
-        threading.Thread(target=_obey, args=(parent,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
-        take(folder)
+        claim_folder(folder)
     except LabkitError as error:
-        return _say(ready=False, message=str(error))
-    holder = Holder(folder, plan)
+        return _answer_parent(ready=False, message=str(error))
+    supervisor = Supervisor(folder, plan)
     try:
-        store.write_json(folder / RECORD, {"schema": store.SCHEMA, **holder.start()})
-        _say(ready=True)
-        holder.keep()
+        store.write_json(folder / RECORD, {"schema": store.SCHEMA, **supervisor.start()})
+        _answer_parent(ready=True)
+        supervisor.wait()
     except LabkitError as error:
-        _say(ready=False, message=str(error))
+        _answer_parent(ready=False, message=str(error))
     finally:
-        # Whoever is impatient must not interrupt the tidying up.
+        # A second signal must not interrupt the cleanup.
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
-        holder.stop()
+        supervisor.stop()
 
 
 def _main(words: Sequence[str]) -> None:
     folder, plan, *parent = words
-    main(Path(folder), Plan(**json.loads(plan)), int(parent[0]) if parent else None)
+    main(Path(folder), TestbedPlan(**json.loads(plan)), int(parent[0]) if parent else None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The links of a testbed: each host has one of the given rate to a switch that never blocks."""
+"""The network of a testbed: one link of a given rate from each host to a non-blocking switch."""
 
 from __future__ import annotations
 
@@ -9,68 +9,75 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.frameworks.namespaces import MTU, frames, queues
-from labkit.hosts.host_namespaces import entering
-from labkit.hosts.plan import CONTROL, LOGIN, Plan, addresses
-from labkit.hosts.requirements import found
+from labkit.hosts.host_namespaces import enter_command
+from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
+from labkit.hosts.requirements import find_command
 
-DEVICE = "eth0"  # of a host
+DEVICE = "eth0"  # network device of a host
 SWITCH = "switch"
-NETWORKS = 256  # among which a testbed takes one that no other has
-TAKEN = "File exists"
+NETWORKS = 256  # maximum number of testbeds at a time; each uses one network
+NAME_EXISTS = "File exists"
 
 
 def device_of(number: int) -> str:
-    """The device of this machine that leads into the testbed on the network of that number."""
+    """Return the name of this machine's network device for the testbed with this number."""
     return f"labkit-bed{number}"
 
 
 def port(host: str) -> str:
-    """The switch's device to a host."""
+    """Return the name of the switch's network device for a host."""
     return f"port-{host}"
 
 
-def claim(control: int) -> int:
-    """Make the link between this machine and the control; the number of the testbed's network.
+def claim_network(control: int) -> int:
+    """Create the link between this machine and the control, and return a free network number.
 
-    Its name is the claim: two testbeds at once cannot both make a device of one name.
+    The name of the network device reserves the number, because two devices cannot have the same
+    name.
 
     Args:
-        control: a process in the control's namespaces.
+        control: Id of a process in the control's namespaces.
     """
     for number in range(NETWORKS):
         peer = f"type veth peer name {LOGIN} netns {control}"
         line = f"link add {device_of(number)} {peer}"
-        done = _ip([line])
-        if done.returncode == 0:
+        result = _run_batch([line])
+        if result.returncode == 0:
             return number
-        if TAKEN not in done.stderr:
-            raise _refused([line], done.stderr)
-    raise LabkitError(f"{NETWORKS} testbeds are up on this machine, and no more can be")
+        if NAME_EXISTS not in result.stderr:
+            raise _error([line], result.stderr)
+    raise LabkitError(f"{NETWORKS} testbeds are up on this machine, which is the maximum")
 
 
-def release(number: int) -> None:
-    """Remove that link. It also goes by itself, a moment after the control has ended."""
-    _ip([f"link delete {device_of(number)}"])
+def release_network(number: int) -> None:
+    """Remove the link of `claim_network`, which the kernel would remove later than the control."""
+    _run_batch([f"link delete {device_of(number)}"])
 
 
-def join(plan: Plan, number: int, control: int, hosts: Mapping[str, int]) -> None:
-    """Join this machine and all hosts to the switch, and give them their addresses.
+def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[str, int]) -> None:
+    """Connect this machine and all hosts to the switch, and assign their addresses.
 
-    What a host sends waits in a queue of its own device; what it receives, in one of the switch.
+    Packets from a host wait in a queue of the host's device; packets to a host wait in a queue of
+    the switch.
 
     Args:
-        control, hosts: a process in the namespaces of each.
+        plan: Parameters of the testbed.
+        number: Number of the network.
+        control: Id of a process in the control's namespaces.
+        hosts: Id of a process in the namespaces of each host, by name.
     """
-    place = addresses(plan, number)
+    address_of = addresses(plan, number)
     outside = device_of(number)
-    _tell(None, [f"address add {place[LOGIN]}/24 dev {outside}", f"link set {outside} up"])
+    _configure(
+        None, [f"address add {address_of[LOGIN]}/24 dev {outside}", f"link set {outside} up"]
+    )
     size = f"mtu {MTU} gso_max_segs {frames(plan.rate)}"
-    _tell(
+    _configure(
         control,
         [
             "link set lo up",
             f"link add {SWITCH} type bridge",
-            f"address add {place[CONTROL]}/24 dev {SWITCH}",
+            f"address add {address_of[CONTROL]}/24 dev {SWITCH}",
             f"link set {SWITCH} up",
             f"link set {LOGIN} master {SWITCH} up",
             *(
@@ -83,49 +90,51 @@ def join(plan: Plan, number: int, control: int, hosts: Mapping[str, int]) -> Non
             ),
         ],
     )
-    _tell(control, [line for name in hosts for line in queues(plan.rate, device=port(name))], "tc")
+    _configure(
+        control, [line for name in hosts for line in queues(plan.rate, device=port(name))], "tc"
+    )
     for name, pid in hosts.items():
-        address = f"address add {place[name]}/24 dev {DEVICE}"
-        _tell(pid, ["link set lo up", address, f"link set {DEVICE} {size} up"])
-        _tell(pid, queues(plan.rate, device=DEVICE), "tc")
+        address = f"address add {address_of[name]}/24 dev {DEVICE}"
+        _configure(pid, ["link set lo up", address, f"link set {DEVICE} {size} up"])
+        _configure(pid, queues(plan.rate, device=DEVICE), "tc")
 
 
 def set_link(control: int, host: str, up: bool) -> None:
-    """Pull the cable of a host out of the switch, or put it back."""
-    _tell(control, [f"link set {port(host)} {'up' if up else 'down'}"])
+    """Set the link of a host up or down, as if a network cable were plugged in or pulled out."""
+    _configure(control, [f"link set {port(host)} {'up' if up else 'down'}"])
 
 
-def sent(pid: int) -> int:
-    """Bytes that a host has sent over its link, with the headers of each packet.
+def bytes_sent(pid: int) -> int:
+    """Return the total bytes that a host has sent over its link, including packet headers.
 
     Args:
-        pid: a process in its namespaces.
+        pid: Id of a process in the host's namespaces.
     """
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
-        name, _, counted = line.partition(":")
+        name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
-            return int(counted.split()[8])  # after eight columns of what it has received
-    raise LabkitError(f"the host has no device {DEVICE} any more")
+            return int(counters.split()[8])  # the first eight columns concern received packets
+    raise LabkitError(f"the host no longer has the device {DEVICE}")
 
 
-def _tell(pid: int | None, lines: Sequence[str], command: str = "ip") -> None:
-    done = _ip(lines, pid, command)
-    if done.returncode:
-        raise _refused(lines, done.stderr)
+def _configure(pid: int | None, lines: Sequence[str], command: str = "ip") -> None:
+    result = _run_batch(lines, pid, command)
+    if result.returncode:
+        raise _error(lines, result.stderr)
 
 
-def _ip(
+def _run_batch(
     lines: Sequence[str], pid: int | None = None, command: str = "ip"
 ) -> subprocess.CompletedProcess[str]:
-    """Tell `ip`, or `tc`, some lines in the network of a process, or in this one's."""
-    inside = entering(pid, ["--net"]) if pid else []
-    words = [*inside, found(command) or command, "-batch", "-"]
+    """Run lines of `ip` or `tc` in the network namespace of process `pid`, or in this process's."""
+    inside = enter_command(pid, ["--net"]) if pid else []
+    words = [*inside, find_command(command) or command, "-batch", "-"]
     return subprocess.run(words, input="\n".join(lines) + "\n", capture_output=True, text=True)
 
 
-def _refused(lines: Sequence[str], said: str) -> LabkitError:
-    reason = next(iter(said.strip().splitlines()), "no reason given")
-    number = re.search(r"Command failed -:(\d+)", said)
+def _error(lines: Sequence[str], errors: str) -> LabkitError:
+    reason = next(iter(errors.strip().splitlines()), "no reason given")
+    number = re.search(r"Command failed -:(\d+)", errors)
     line = lines[int(number[1]) - 1] if number else "; ".join(lines)
     return LabkitError(
         f"the links of a testbed cannot be made: {reason} ({line}); they need a Linux kernel with "

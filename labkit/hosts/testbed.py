@@ -1,4 +1,4 @@
-"""A testbed: several hosts on this machine, to try on them what is meant for a cluster."""
+"""A testbed: several virtual hosts on this machine, for trying out cluster configurations."""
 
 from __future__ import annotations
 
@@ -15,50 +15,54 @@ from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.html import card, pairs
 from labkit.common.units import plural
 from labkit.hosts import state, switch
-from labkit.hosts.host_namespaces import entering
-from labkit.hosts.plan import LOGIN, Plan
-from labkit.hosts.requirements import found
+from labkit.hosts.host_namespaces import enter_command
+from labkit.hosts.plan import LOGIN, TestbedPlan
+from labkit.hosts.requirements import find_command
 from labkit.hosts.scripts import TESTBED
 
-# Variables of this process that say where something of this host is, and not of another.
+# Hosts must not inherit these environment variables, which contain paths of this machine.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
-# Who dies takes the command along: nothing waits for its answer any more.
+# With this option of setpriv, the kernel kills a command when its parent process dies.
 DIES_ALONG = ("--pdeathsig", "KILL")
 
 
 class Testbed:
-    """Hosts that are up, with their links, until it is closed; made by `testbed`.
+    """Running hosts and their links, until `close`; created by `testbed`.
 
-    Each host has a host name, `/etc/hosts`, `/tmp`, `/dev/shm`, XDG_RUNTIME_DIR, processes and
-    network of its own. All see the rest of this machine's files, as hosts of a cluster see a file
-    system that they share; in /tmp those of Python, of labkit and of the folder where it was made.
-    This machine is the login node: it has a route to the hosts, and runs `srun` and `mpiexec`.
+    Each host has its own host name, `/etc/hosts`, `/tmp`, `/dev/shm`, XDG_RUNTIME_DIR, processes
+    and network. All hosts share the other files of this machine, like the shared file system of a
+    cluster. If Python's folders, labkit's folder or the working folder are inside `/tmp`, hosts
+    share them, too. This machine is the login node: it has a route to the hosts, and runs `srun`
+    and `mpiexec`.
 
     Attributes:
-        hosts: their names, "a", "b", …
-        plan: how many, how fast; what was asked for.
-        addresses: of each host, of "control", where slurmctld runs, and of "login", this machine.
-        agent: a command that takes ssh's words and runs a command on a host.
-        network: the hosts' addresses as CIDR, for `OMPI_MCA_btl_tcp_if_include` and its like.
+        hosts: Names of the hosts, "a", "b", …
+        plan: Parameters of the testbed.
+        addresses: IPv4 address, by name, of each host, of "control" (runs slurmctld) and of "login"
+            (this machine).
+        agent: Path of a command that replaces ssh.
+        network: IP network of the hosts in CIDR notation, for Open MPI's variable
+            `OMPI_MCA_btl_tcp_if_include`.
     """
 
-    __test__ = False  # pytest takes it for one of its own by its name
+    __test__ = False  # otherwise pytest would take the class for a test because of its name
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        """Start the hosts, and wait for them; `testbed` chooses the folder."""
+    def __init__(self, folder: Path, plan: TestbedPlan) -> None:
+        """Start the hosts and wait until they are ready; `testbed` chooses the folder."""
         self.plan, self.hosts = plan, plan.hosts
-        said, holder = state.start(folder, plan, parent=True)
-        self.addresses, self.agent = said["addresses"], folder / state.AGENT
+        record, supervisor = state.start(folder, plan, parent=True)
+        self.addresses, self.agent = record["addresses"], folder / state.AGENT
         self.network = f"{self.addresses[LOGIN].rpartition('.')[0]}.0/24"
-        self._said, self._folder = said, folder
-        # Also where nobody closes it, and the object is forgotten.
-        self._end = weakref.finalize(self, _end, holder, os.getpid())
-        # Clusters of this process start through its login node; then through that of an outer one.
+        self._state, self._folder = record, folder
+        # The finalizer also runs when the object is garbage collected without `close`.
+        self._end = weakref.finalize(self, _end, supervisor, os.getpid())
+        # New clusters of this process use this testbed's login node; `close` restores the login
+        # node of an enclosing testbed.
         self._outer = os.environ.get(TESTBED)
         os.environ[TESTBED] = str(folder)
 
     def close(self) -> None:
-        """End every process of all hosts, and remove links, mounts, namespaces and files."""
+        """End every process of all hosts, and remove their links, mounts, namespaces and files."""
         self._end()
         if os.environ.get(TESTBED) == str(self._folder):
             del os.environ[TESTBED]
@@ -77,68 +81,74 @@ class Testbed:
         self.close()
 
     def command(self, host: str, words: Sequence[str | Path]) -> list[str]:
-        """The words of this machine that carry a command out on a host, or on the login node.
+        """Return a command line of this machine that runs a command on a host or the login node.
 
-        It inherits the environment and begins in the folder where the testbed was made. It ends
-        when the process that started it does.
+        The command inherits the environment and starts in the folder where the testbed was created.
+        The command ends when the process that started it ends.
 
         Args:
-            host: its name, or "login".
-            words: the command and its arguments.
+            host: Name of the host, or "login".
+            words: Command and arguments.
 
         Raises:
-            InvalidInput: there is no such host.
-            LabkitError: the testbed has ended.
+            InvalidInput: The testbed has no such host.
+            LabkitError: The testbed has ended.
         """
-        kept = [found("setpriv") or "setpriv", *DIES_ALONG]
+        prefix = [find_command("setpriv") or "setpriv", *DIES_ALONG]
         if host == LOGIN:
             self._check_up()
-            return [*kept, str(self._folder / state.LOGIN_COMMAND), *map(str, words)]
+            return [*prefix, str(self._folder / state.LOGIN_COMMAND), *map(str, words)]
         pid = self._pid(host)
-        own = [f"XDG_RUNTIME_DIR={self._said['runtime']}", f"HOSTNAME={host}"]
+        variables = [f"XDG_RUNTIME_DIR={self._state['runtime']}", f"HOSTNAME={host}"]
         if self.plan.slurm:
-            own.append(f"SLURM_CONF={self._folder / state.SLURM_CONF}")
-        there = ["env", f"--chdir={self._said['home']}", *(f"--unset={n}" for n in OF_A_HOST)]
-        return [*entering(pid), *kept, *there, *own, *map(str, words)]
+            variables.append(f"SLURM_CONF={self._folder / state.SLURM_CONF}")
+        environment = [
+            "env",
+            f"--chdir={self._state['home']}",
+            *(f"--unset={n}" for n in OF_A_HOST),
+        ]
+        return [*enter_command(pid), *prefix, *environment, *variables, *map(str, words)]
 
     def run(
         self, host: str, words: Sequence[str | Path], **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Carry a command out on a host, and wait for it; `stdout` and `stderr` are what it said.
+        """Run a command on a host, wait for its end, and return its exit code and output.
 
         Args:
-            host: its name, or "login".
-            words: the command and its arguments.
-            options: of `subprocess.run`, such as `timeout=60` or `check=True`.
+            host: Name of the host, or "login".
+            words: Command and arguments.
+            options: Arguments of `subprocess.run`, such as `timeout=60` or `check=True`.
         """
-        given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL} | options
-        if "input" in given:
-            del given["stdin"]
-        done: subprocess.CompletedProcess[str] = subprocess.run(self.command(host, words), **given)
-        return done
+        arguments = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL} | options
+        if "input" in arguments:
+            del arguments["stdin"]
+        result: subprocess.CompletedProcess[str] = subprocess.run(
+            self.command(host, words), **arguments
+        )
+        return result
 
     def login(
         self, words: Sequence[str | Path], **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Carry a command out on the login node, this machine: `srun`, `sbatch`, `mpiexec`."""
+        """Run a command such as `srun`, `sbatch` or `mpiexec` on the login node (this machine)."""
         return self.run(LOGIN, words, **options)
 
     def sent(self, host: str) -> int:
-        """Bytes that a host has sent over its link, with the headers of its packets."""
-        return switch.sent(self._pid(host))
+        """Return the total bytes that a host has sent over its link, including packet headers."""
+        return switch.bytes_sent(self._pid(host))
 
     def link_down(self, host: str | None = None) -> None:
-        """Pull the cable of a host, or of all: nothing gets through until `link_up`."""
+        """Set the link of a host (None: of all hosts) down; no packet passes until `link_up`."""
         self._set_links(host, up=False)
 
     def link_up(self, host: str | None = None) -> None:
-        """Put the cable of a host back, or those of all."""
+        """Set the link of a host (None: of all hosts) up again."""
         self._set_links(host, up=True)
 
     def _set_links(self, host: str | None, up: bool) -> None:
         for name in self.hosts if host is None else (host,):
             self._pid(name)
-            switch.set_link(self._said["control"], name, up)
+            switch.set_link(self._state["control"], name, up)
 
     def _pid(self, host: str) -> int:
         self._check_up()
@@ -146,11 +156,11 @@ class Testbed:
             raise InvalidInput(
                 f"host={short(host)} is not in this testbed; it has: {', '.join(self.hosts)}"
             )
-        return self._said["hosts"][host]
+        return self._state["hosts"][host]
 
     def _check_up(self) -> None:
-        # Not a moment later: the numbers of its processes may be those of others by then.
-        if state.state(self._folder) is None:
+        # The check runs before each use, because pids may be reused after the testbed's end.
+        if state.read_state(self._folder) is None:
             raise LabkitError("the testbed has ended; make another one: lk.testbed(…)")
 
     def __repr__(self) -> str:
@@ -175,28 +185,30 @@ class Testbed:
 def testbed(
     nodes: int = 2, cores: int = 2, bandwidth: str = "1Gb/s", slurm: bool = True
 ) -> Testbed:
-    """Hosts on this machine, joined by links of a given rate, with Slurm on them.
+    """Start virtual hosts on this machine, joined by links of a given rate, with Slurm.
 
-    They end with the `with` block, or with this process, however it ends, and nothing is left.
+    The hosts end with the `with` block, or with this process even if it crashes. They leave no
+    files, devices or processes behind.
 
     Args:
-        nodes: hosts, 2 to 8, named a, b, c, …
-        cores: CPUs that Slurm counts on each of them; the machine need not have as many.
-        bandwidth: of each host's link, each direction, such as "1Gb/s".
-        slurm: whether Slurm runs on them.
+        nodes: Number of hosts, 2 to 8, named a, b, c, …; default: 2.
+        cores: Number of CPUs of each host for Slurm, which may exceed the cores of the machine;
+            default: 2.
+        bandwidth: Rate of each host's link in each direction, such as "100Mb/s"; default: "1Gb/s".
+        slurm: Whether the hosts run Slurm; default: True.
 
     Raises:
-        InvalidInput: a value that cannot work.
-        LabkitError: root, Linux's namespaces, iproute2 or Slurm are missing.
+        InvalidInput: A value is invalid.
+        LabkitError: The user is not root, or Linux namespaces, iproute2 or Slurm are missing.
     """
-    plan = Plan(nodes, cores, bandwidth, slurm)
+    plan = TestbedPlan(nodes, cores, bandwidth, slurm)
     return Testbed(state.folder_of(f"{os.getpid()}-{secrets.token_hex(3)}"), plan)
 
 
-def _end(holder: subprocess.Popen[str], owner: int) -> None:
-    if os.getpid() != owner:  # a copy of that process, made by a fork, which ends before it
+def _end(supervisor: subprocess.Popen[str], owner: int) -> None:
+    if os.getpid() != owner:  # a forked copy of the owner must not end the testbed
         return
-    holder.terminate()
-    holder.wait()
-    if holder.stdout is not None:
-        holder.stdout.close()
+    supervisor.terminate()
+    supervisor.wait()
+    if supervisor.stdout is not None:
+        supervisor.stdout.close()

@@ -1,1 +1,1 @@
-"""Notebooks as jobs: parameters, processes, sweeps, forms, and what is left of them."""
+"""Notebooks that run as jobs: parameters, processes, sweeps, forms and logged runs."""

@@ -1,4 +1,4 @@
-"""The type that an annotation names, read from its syntax: nothing of a notebook is evaluated."""
+"""The type that a parameter's annotation names, read from its syntax without executing code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, PositiveInt
 
-Kind: TypeAlias = Any  # what typing makes of types; Python has no better name for all of them
+Kind: TypeAlias = Any  # a type, or a special form of typing
 
 PLAIN: dict[str, Kind] = {
     kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)
@@ -23,14 +23,15 @@ _GENERIC = (
     *("Annotated", "Any", "Dict", "Final", "FrozenSet", "List", "Literal", "Mapping", "Optional"),
     *("Sequence", "Set", "Tuple", "Union"),
 )
-# A type that JSON has not is written as the text that its constructor, or fromisoformat, takes.
+# Values of types without a JSON equivalent are written as texts that the type's constructor or
+# fromisoformat accepts.
 _TEXTUAL: dict[str, Kind] = {
     kind.__name__: kind for kind in (Decimal, Fraction, Path, UUID, complex, frozenset, set)
 } | {"timedelta": timedelta}
 
 
 def _temporal(kind: Kind) -> Kind:
-    """A type of dates; pydantic alone would take a text of a number for seconds since 1970."""
+    """Return a date type that parses ISO text; pydantic alone would accept seconds since 1970."""
     return Annotated[
         kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
     ]
@@ -39,18 +40,19 @@ def _temporal(kind: Kind) -> Kind:
 _TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
 NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
-LONGEST = 1000  # letters; also bounds how deeply brackets can stand in each other
+LONGEST = 1000  # maximum characters of an annotation; also limits the depth of nested brackets
 
 
 class NoType(ValueError):
-    """An annotation is not made of the types that a parameter may have."""
+    """The error for an annotation that names a type which parameters may not have."""
 
 
 def read(annotation: str) -> Kind:
-    """Return the type of `list[int]`, `Literal["a", "b"]`, `float | None` and their like.
+    """Return the type of an annotation like `list[int]`, `Literal["a", "b"]`, `float | None`.
 
     Raises:
-        NoType: it names anything else, is longer than 1,000 letters, or is not Python.
+        NoType: The annotation names a type that is not in `NAMED`, exceeds 1,000 characters, or is
+            not Python.
     """
     if len(annotation) > LONGEST:
         raise NoType("too long")
@@ -64,11 +66,11 @@ def _kind(node: ast.expr) -> Kind:
     match node:
         case ast.Constant(value=None):
             return None
-        case ast.Constant(value=str() as text):  # `list["int"]`
+        case ast.Constant(value=str() as text):  # an annotation in quotes, as in `list["int"]`
             return read(text)
         case ast.Name(id=name) if name in NAMED:
             return NAMED[name]
-        # Whatever a notebook calls the module: `typing.Optional`, `t.Optional`, `datetime.date`.
+        # The module's name is ignored: `typing.Optional`, `t.Optional`, `datetime.date`.
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -80,21 +82,21 @@ def _kind(node: ast.expr) -> Kind:
 
 def _subscript(outer: Kind, inner: ast.expr) -> Kind:
     parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-    if outer in (Annotated, typing.Final):  # what follows the type is the notebook's
+    if outer in (Annotated, typing.Final):  # only their first argument is a type
         return _kind(parts[0])
-    one: Callable[[ast.expr], Kind] = _choice if outer is typing.Literal else _item
-    kinds = [one(part) for part in parts]
+    read_argument: Callable[[ast.expr], Kind] = _choice if outer is typing.Literal else _item
+    kinds = [read_argument(part) for part in parts]
     return outer[kinds[0] if len(kinds) == 1 else tuple(kinds)]
 
 
 def _choice(node: ast.expr) -> str | int | bool | None:
-    """One choice of a Literal."""
+    """Return the value of one choice in a Literal annotation."""
     value = ast.literal_eval(node)
     if value is None or isinstance(value, str | int):
         return value
-    raise NoType(f"{value!r} is no choice of a Literal")
+    raise NoType(f"{value!r} cannot be a choice of a Literal")
 
 
 def _item(node: ast.expr) -> Kind:
-    """A type in brackets; `tuple[int, ...]` has three dots there."""
+    """Return a type argument; `tuple[int, ...]` also contains an ellipsis."""
     return ... if isinstance(node, ast.Constant) and node.value is ... else _kind(node)

@@ -1,4 +1,4 @@
-"""The image in which Kubernetes runs labkit."""
+"""The container image in which Kubernetes runs labkit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from labkit import __version__
 
 IMAGE = f"labkit:{__version__}"
 
-# sshd, by which mpiexec starts ranks in other pods. Keys are mounted by the operator, with modes of
-# its own; pods are new each time, so that nobody can know their keys beforehand.
+# mpiexec starts ranks in other pods over ssh. StrictModes is off, because the mpi-operator mounts
+# the ssh keys with its own file modes. Host keys are not checked, because each pod has new keys.
 _TEXT = """\
-# An image of labkit {version}; in the folder of its source:
+# A container image of labkit {version}. Build it in the folder of the source:
 #     podman build -t {image} -f FILE .
-# Written by `labkit container`, and not built there.
+# Written by `labkit container`, which does not build it.
 FROM python:{python}-slim
 RUN apt-get update \\
  && apt-get install -y --no-install-recommends openssh-client openssh-server \\
@@ -33,6 +33,6 @@ WORKDIR /labkit/job
 
 
 def text() -> str:
-    """The Containerfile: this Python, this labkit, and what it needs."""
+    """Return a Containerfile with this version of Python, this labkit and its dependencies."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return _TEXT.format(version=__version__, image=IMAGE, python=python)

@@ -1,4 +1,4 @@
-"""Elements of a job array of Slurm's: how they stand, and what is recorded of their ends."""
+"""Elements of a Slurm job array: queries of their states, and records of how they ended."""
 
 from __future__ import annotations
 
@@ -9,111 +9,115 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.hosts.connection import login
-from labkit.hosts.queue import Job, Queue
+from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import registry, store
 
-NEVER_BEGAN = "JobLaunchFailure"  # Slurm's reason, such as for a folder that the node does not see
-PATIENCE, LOOK_EVERY = 80.0, 2.0  # seconds until an element must have ended, and between questions
+# Slurm's reason for an element that could not start, for example if a node lacks the folder.
+NEVER_BEGAN = "JobLaunchFailure"
+# Seconds until a cancelled element must have ended, and seconds between two queries of Slurm.
+PATIENCE, LOOK_EVERY = 80.0, 2.0
 ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
-# States in which Slurm ends an element that nobody has asked to end; others are interruptions.
+# Slurm's states of an element that ended by itself; elements with other states were interrupted.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
 
 class Elements:
-    """What Slurm says of elements; each array is asked for once.
+    """A cache of the states that Slurm reports for array elements; each array is queried once.
 
-    Where it cannot be asked, records count as they are.
+    If Slurm does not answer, the status in the element's record is returned.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, Job] | None] = {}
+        self._jobs_of_array: dict[str, dict[str, SlurmJob] | None] = {}
 
-    def as_it_is(self, status: store.Record) -> store.Record:
-        """A status, or what has become of its element since it was written."""
+    def present_status(self, status: store.Record) -> store.Record:
+        """Return a recorded status, updated with the present state of its Slurm element."""
         number = number_of(status)
-        if not number or status["state"] in store.ENDED:
+        if not number or status["state"] in store.END_STATES:
             return status
         array = number.partition("_")[0]
-        if array not in self._known:
-            self._known[array] = asked(array)
-        if (jobs := self._known[array]) is None:
+        if array not in self._jobs_of_array:
+            self._jobs_of_array[array] = query_elements(array)
+        if (jobs := self._jobs_of_array[array]) is None:
             return status
         job = jobs.get(number)
         if job is None or job.has_ended:
             return status | {"state": "interrupted", "cause": cause(job)}
-        return status | {"cause": job.told if job.waits else None}
+        return status | {"cause": job.summary if job.is_pending else None}
 
 
 def number_of(status: store.Record) -> str:
-    """The number of the element that a record names, "12_3"; "" where it names none."""
+    """Return a record's element number (array and index), for example "12_3"; "" without one."""
     number = str(status.get("element", ""))
-    # A record may be a stranger's, and the number becomes a word of squeue's.
+    # The number is validated, because another user may have written it, and squeue receives it.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
-def numbered(jobs: Iterable[Job]) -> dict[str, Job]:
-    """Jobs by their numbers."""
+def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
+    """Return a mapping from job numbers to Slurm jobs."""
     return {job.number: job for job in jobs}
 
 
-def cause(job: Job | None) -> str:
-    """Why an element has ended that has not said so itself."""
+def cause(job: SlurmJob | None) -> str:
+    """Return why a Slurm element ended, for an element whose own record states no cause."""
     if job is None:
-        return "Slurm does not know its element any more"
+        return "Slurm no longer knows the element"
     reason = f", {job.reason}" if job.reason else ""
     return job.cause or (
-        f"its element {job.number} ended without a word ({job.state}{reason}): all nodes must see "
-        "the sweep's folder and this Python"
+        f"its element {job.number} ended without a record ({job.state}{reason}): all nodes must "
+        "see the sweep's folder and this Python"
     )
 
 
 def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
-    """Folders of jobs whose records name elements and no end, by the numbers of these."""
-    found = {}
+    """Return the job folders whose records name an unfinished Slurm element, by its number."""
+    elements = {}
     for folder in folders:
         try:
             status = store.read_status(folder)
-        except LabkitError:  # a member that has no record has no element
+        except LabkitError:  # a sweep member without a record has no element
             continue
-        if (number := number_of(status)) and status["state"] not in store.ENDED:
-            found[number] = folder
-    return found
+        if (number := number_of(status)) and status["state"] not in store.END_STATES:
+            elements[number] = folder
+    return elements
 
 
-def check_ended(elements: Mapping[str, Path], known: Mapping[str, Job]) -> None:
-    """Refuse that members run anew whose elements may still write.
+def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> None:
+    """Raise an error if an earlier Slurm element of a sweep member has not ended.
+
+    A running element could still write into the folder of a member that runs again.
 
     Args:
-        elements: folders of the members, by their elements' numbers.
-        known: what Slurm says of elements, by their numbers.
+        elements: Folders of the sweep members, by element number.
+        jobs: Jobs that Slurm reports, by element number.
 
     Raises:
-        LabkitError: Slurm has not ended one of them.
+        LabkitError: An element has not ended.
     """
     for number, folder in elements.items():
-        if (job := known.get(number)) is not None and not job.has_ended:
+        if (job := jobs.get(number)) is not None and not job.has_ended:
             raise LabkitError(
-                f"{folder.name}: {job.told}, which its record names; if this sweep submitted it, "
-                f"end it (scancel {number}) or wait for its end, and resume then; if not, remove "
-                f"the folder {folder.name}"
+                f"{folder.name}: {job.summary}, which its record names; if this sweep submitted "
+                f"it, end it (scancel {number}) or wait for its end, then resume; if not, "
+                f"remove the folder {folder.name}"
             )
 
 
-def settle(folder: Path, job: Job | None, why: str = "") -> None:
-    """Record how an element of Slurm's has ended, unless it has completed or knows better.
+def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
+    """Record the end of a Slurm element, unless its record already states a more precise end.
 
     Args:
-        folder: of its job.
-        job: as Slurm has it; None: not any more.
-        why: it was to end, where that is known here.
+        folder: Folder of the element's job.
+        job: Job that Slurm reports; None: Slurm no longer knows the job.
+        reason: Reason for the cancellation; "": this process does not know the reason.
     """
     status = store.read_status(folder)
-    told = bool(job and job.cause)
-    if status["state"] == "completed" or (status["state"] in store.ENDED and not told):
+    has_cause = bool(job and job.cause)
+    if status["state"] == "completed" or (status["state"] in store.END_STATES and not has_cause):
         return
-    reason = why if why and (job is None or job.state == "CANCELLED") else cause(job)
+    reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # Its runs first: who sees the job's end may read them.
+    # The runs are recorded before the job, because a reader that sees the job's end reads the runs.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)
@@ -121,59 +125,60 @@ def settle(folder: Path, job: Job | None, why: str = "") -> None:
 
 
 def is_ours(job: Path, number: str) -> bool:
-    """Whether this user has submitted the element that the record of a sweep's member names."""
+    """Return whether this user submitted the Slurm element that a sweep member's record names."""
     return number.partition("_")[0] in registry.arrays(job.parent)
 
 
 def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
-    """Folders of jobs that are elements which Slurm has not ended, by their numbers.
+    """Return the folders of jobs whose Slurm elements have not ended, by element number.
 
     Args:
-        jobs: folders.
-        say: is told of each element that this user has not submitted here; it is left out.
+        jobs: Job folders.
+        say: Function that prints a message about each element that this user did not submit here;
+            such an element is left out.
     """
-    slurm, found = Elements(), {}
+    slurm, elements = Elements(), {}
     for path in jobs:
         try:
-            status = slurm.as_it_is(store.read_status(path))
-        except LabkitError:  # `labkit ls` says what is wrong with it
+            status = slurm.present_status(store.read_status(path))
+        except LabkitError:  # a damaged record is left out; `labkit ls` reports it
             continue
-        if not (number := number_of(status)) or status["state"] in store.ENDED:
+        if not (number := number_of(status)) or status["state"] in store.END_STATES:
             continue
         if is_ours(path, number):
-            found[number] = path
+            elements[number] = path
         else:
             say(f"{path} {ELSEWHERE}")
-    return found
+    return elements
 
 
 def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Path]:
-    """Let Slurm end elements, and record that; the folders of those that have not ended.
+    """Cancel Slurm elements, record their ends, and return the folders of elements still running.
 
     Raises:
         LabkitError: Slurm does not answer.
     """
-    queue, left = Queue(login()), {**elements}
-    numbers = ",".join(left)
+    queue, remaining = Queue(login()), {**elements}
+    numbers = ",".join(remaining)
     queue.cancel(jobs=numbers)
     end = time.monotonic() + PATIENCE
-    while left and time.monotonic() < end:
+    while remaining and time.monotonic() < end:
         time.sleep(LOOK_EVERY)
         known = numbered(queue.jobs(jobs=numbers))
-        for number, path in list(left.items()):
+        for number, path in list(remaining.items()):
             job = known.get(number)
             if job is None or job.has_ended:
                 settle(path, job, "cancelled by labkit stop")
                 say(f"stopped: {path}")
-                del left[number]
-    for number, path in left.items():
+                del remaining[number]
+    for number, path in remaining.items():
         say(f"{path} does not end; its element is {number}")
-    return [*left.values()]
+    return [*remaining.values()]
 
 
-def asked(array: str) -> dict[str, Job] | None:
-    """What Slurm says of an array's elements, or of those of "12,13"; None: it does not answer."""
+def query_elements(array: str) -> dict[str, SlurmJob] | None:
+    """Return Slurm's jobs of an array, or of elements "12,13"; None if Slurm does not answer."""
     try:
         return numbered(Queue(login()).jobs(jobs=array))
-    except LabkitError:  # no Slurm here, or it does not answer: the records are all there is
+    except LabkitError:  # Slurm is missing or silent, so only the records remain
         return None

@@ -1,4 +1,4 @@
-"""What to expect of a job before it starts: duration from earlier ones, memory from its parts."""
+"""Estimates before a job starts: its duration from earlier runs, its memory from the ranks."""
 
 from __future__ import annotations
 
@@ -14,50 +14,54 @@ from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
 
-# What makes a step longer or shorter; epochs and repeats multiply.
+# Experiment fields that change a step's duration; epochs and repeats only multiply the duration.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
-    *("network", "batch_size", "steps", "precision"),
+    *("network", "batch_size", "steps_per_epoch", "precision"),
 )
 
 
 def of_notebook(notebook: Path, values: Values, root: Path) -> str:
-    """One line: how long this notebook took before with these parameters, and what memory."""
+    """Return one line: the duration of earlier jobs with these parameters, and the memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
-    return f"{_in_words(earlier)}; {memory(workers_of(notebook, values))}"
+    return f"{_duration_text(earlier)}; {memory(workers_of(notebook, values))}"
 
 
 def workers_of(notebook: Path, values: Values) -> int:
-    """The most ranks that this notebook asks for with these parameters."""
-    own = {name: parameter.default for name, parameter in declared(notebook).items()}
-    asked = {**own, **values}
-    # On the virtual clock one process plays all workers.
-    return 1 if asked.get("clock") == "virtual" else largest(asked.get("workers"))
+    """Return the largest number of ranks that a notebook requests with these parameters."""
+    defaults = {name: parameter.default for name, parameter in declared(notebook).items()}
+    values_with_defaults = {**defaults, **values}
+    # On the virtual clock, one process simulates all workers.
+    return (
+        1
+        if values_with_defaults.get("clock") == "virtual"
+        else largest(values_with_defaults.get("workers"))
+    )
 
 
 def of_experiment(record: store.Record, root: Path, ranks: int | None = None) -> str:
-    """One line: duration from earlier runs of the same work on as many ranks, and memory.
+    """Return one line: the duration estimated from earlier runs with equal work, and the memory.
 
     Args:
-        record: the experiment's.
-        root: of the runs.
-        ranks: that it wants; None: as many as workers.
+        record: Record of the experiment.
+        root: Folder of the runs.
+        ranks: Number of ranks that the experiment starts; None: one per worker.
     """
-    # Earlier runs are compared by the epoch, so that a short trial says something about a long run.
+    # Durations are compared per epoch, so that a short trial predicts a long run.
     epochs = int(record["epochs"]) * int(record["repeats"])
     earlier = [seconds * epochs for seconds in _seconds_per_epoch(root, record)]
-    return f"{_in_words(earlier)}; {memory(ranks or int(record['workers']))}"
+    return f"{_duration_text(earlier)}; {memory(ranks or int(record['workers']))}"
 
 
 def refuse(workers: int, force: bool) -> None:
-    """Refuse more ranks than this machine can start; ranks on other machines pass.
+    """Raise an error if this machine cannot start so many ranks; remote ranks are not checked.
 
     Args:
-        workers: ranks.
-        force: oversubscribe; all processes of this command then do.
+        workers: Number of ranks.
+        force: Whether to allow more ranks than cores, in all processes of this command.
 
     Raises:
-        InvalidInput: the ranks do not fit.
+        InvalidInput: The machine has too few cores or too little memory for the ranks.
     """
     if force:
         os.environ[OVERSUBSCRIBE] = "1"
@@ -66,7 +70,7 @@ def refuse(workers: int, force: bool) -> None:
 
 
 def memory(workers: int) -> str:
-    """What the ranks need at least, beside what is free."""
+    """Return one line: the minimum memory that the ranks need, and the free memory."""
     free, need = capacity().free, workers * RANK_GIB
     warning = "; that is too little" if need > free else ""
     return (
@@ -75,37 +79,37 @@ def memory(workers: int) -> str:
     )
 
 
-def _in_words(earlier: list[float]) -> str:
+def _duration_text(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
-    # The median: one run on a busy machine, or one that compiled everything anew, shall not count.
+    # The median ignores a run on a busy machine, or a run that had to compile all functions.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 
 
 def _durations(folder: Path, values: Values) -> list[float]:
-    """Seconds of the completed jobs of a notebook that had the same parameters."""
+    """Return the seconds of each completed job in a folder that had the same parameters."""
     from labkit.records.safe_yaml import read_plain_file
 
-    found = []
+    durations = []
     for path in folder.glob("*/params.yaml"):
         try:
             status = store.read_status(path.parent)
             same = status["state"] == "completed" and read_plain_file(path) == dict(values)
-        except LabkitError:  # `labkit ls` says what is wrong with it
+        except LabkitError:  # `labkit ls` reports the damaged record
             continue
         if same:
-            found.append(listing.elapsed(status))
-    return [seconds for seconds in found if seconds is not None]
+            durations.append(listing.elapsed(status))
+    return [seconds for seconds in durations if seconds is not None]
 
 
-def _seconds_per_epoch(root: Path, wanted: store.Record) -> list[float]:
-    """Training seconds an epoch of completed runs that did the same work."""
-    found = []
-    for each in scan(root).found if root.is_dir() else []:
-        same = all(each.experiment.get(key) == wanted.get(key) for key in SAME)
-        metrics = each.metrics if same and each.status["state"] == "completed" else None
+def _seconds_per_epoch(root: Path, experiment_record: store.Record) -> list[float]:
+    """Return the training seconds per epoch of each completed run with equal fields `SAME`."""
+    durations = []
+    for run in scan(root).usable if root.is_dir() else []:
+        same = all(run.experiment.get(key) == experiment_record.get(key) for key in SAME)
+        metrics = run.metrics if same and run.status["state"] == "completed" else None
         if metrics and metrics.get("train_seconds") and metrics.get("epochs"):
-            found.append(metrics["train_seconds"] / len(metrics["epochs"]))
-    return found
+            durations.append(metrics["train_seconds"] / len(metrics["epochs"]))
+    return durations

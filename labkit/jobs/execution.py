@@ -1,4 +1,4 @@
-"""A notebook's cells, executed by papermill's engine, and the record of what they show."""
+"""Execution of a notebook's cells by papermill's engine, and the record of their outputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# Seconds in which the rest of a cell's output must arrive once the cell has ended: papermill's 4
-# kill a notebook whose outputs are still on their way. Past ours it goes on with a warning.
+# Maximum seconds until the output of an ended cell has arrived. With papermill's default of 4 s, a
+# notebook whose outputs are still in transit would be aborted. After this limit, the notebook
+# continues with a warning.
 OUTPUT_LIMIT = 120
-MAY_RAISE = "raises-exception"  # nbclient's tag of a cell after whose error a notebook goes on
+MAY_RAISE = "raises-exception"  # nbclient's tag for cells whose error does not end the notebook
 _KERNEL: dict[str, str] = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
@@ -39,17 +40,18 @@ def execute_cells(
     on_cell_error: Callable[..., Any],
     terminal: Sequence[TextIO],
 ) -> None:
-    """Execute a notebook with the parameters of its job's folder, and write output.ipynb there.
+    """Execute a notebook with the parameters in its job folder, and write output.ipynb there.
 
     Args:
-        notebook: file of the notebook.
-        job: the folder.
-        manager: of the kernel.
-        on_cell_error: hook of nbclient's.
-        terminal: streams that show what cells print, if any; the job's log has it, too.
+        notebook: Notebook file.
+        job: Job folder.
+        manager: Manager of the kernel.
+        on_cell_error: Hook that nbclient calls after the error of a cell.
+        terminal: Streams, possibly none, that also receive the output of cells; the job's log
+            always receives it.
 
     Raises:
-        PapermillExecutionError: a cell has failed that may not.
+        PapermillExecutionError: A cell without the tag raises-exception failed.
     """
     from papermill import execute as papermill
     from papermill.engines import papermill_engines
@@ -61,18 +63,19 @@ def execute_cells(
     from labkit.jobs import parameters
 
     source, output = str(_readable(notebook, job)), str(job / "output.ipynb")
-    # By the file's own name: all else that papermill reads or writes goes its usual way.
-    papermill_io.register(output, Record())
+    # The writer is used for this file only; papermill handles all other files in its usual way.
+    papermill_io.register(output, ExecutionRecord())
     make_folder(job / "logs", job)
-    logger.addFilter(_matters)
+    logger.addFilter(_is_relevant)
     record = load_notebook_node(source)
     if values := read_plain_file(job / "params.yaml"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # told before this process was started
+            warnings.simplefilter("ignore")  # the caller's process has shown these warnings
             known = parameters.declared(notebook)
         papermill_translators.register("python3", Translator(known))
         record = parameterize_notebook(record, values, kernel_name="python3", language="python")
-    record.metadata["kernelspec"] = {**_KERNEL}  # this interpreter, whatever stood there
+    # This interpreter executes the notebook, whatever kernel the notebook names.
+    record.metadata["kernelspec"] = {**_KERNEL}
     record = papermill.prepare_notebook_metadata(record, source, output)
     record = papermill.remove_error_markers(record)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -83,13 +86,13 @@ def execute_cells(
             input_path=source,
             output_path=output,
             kernel_name="python3",
-            # Its bar would write over what the notebook's cells print.
+            # The progress bar would overwrite the output of cells.
             progress_bar=False,
             stdout_file=Tee(*terminal[:1], log),
             stderr_file=Tee(*terminal[1:], log),
-            # The form, and who looks at a job that runs, read the notebook while it is executed.
+            # The form and other readers of a running job read the notebook during the execution.
             autosave_cell_every=5,
-            # What follows reaches nbclient.
+            # papermill passes the remaining arguments on to nbclient.
             km=manager,
             iopub_timeout=OUTPUT_LIMIT,
             raise_on_iopub_timeout=False,
@@ -99,10 +102,10 @@ def execute_cells(
 
 
 def _raise_for_errors(record: NotebookNode, output: str) -> None:
-    """Fail as papermill does, but not for errors that nbclient lets a notebook outlive.
+    """Raise the first error of a cell, except in cells with the tag raises-exception.
 
     Raises:
-        PapermillExecutionError: of a cell.
+        PapermillExecutionError: A cell failed.
     """
     from papermill.execute import raise_for_execution_errors
     from papermill.iorw import write_ipynb
@@ -120,29 +123,30 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
 
 
 class Translator:
-    """Writes the cell of given values, each as the notebook declares it; papermill calls it."""
+    """A papermill translator that writes parameters as Python source of the declared types."""
 
     def __init__(self, known: Known) -> None:
         self.known = known
 
     def codify(self, values: Values, comment: str) -> str:
-        """Return the cell's source."""
+        """Return the source of the cell that sets the given parameter values."""
         lines = [f"{name} = {self.known[name].source(value)}" for name, value in values.items()]
         return "\n".join([f"# {comment}", *lines]) + "\n"
 
 
-class Record:
-    """Where papermill writes the executed notebook: whole or not at all, naming no machine."""
+class ExecutionRecord:
+    """A papermill writer that replaces the notebook atomically and removes names of the machine."""
 
     def write(self, text: str, path: str) -> None:
-        """Write one state of the notebook."""
+        """Write the present state of the executed notebook."""
         notebook = json.loads(text)
         papermills = notebook["metadata"].get("papermill", {})
         for key in {"input_path", "output_path"} & papermills.keys():
             papermills[key] = Path(papermills[key]).name
         for cell in notebook["cells"]:
             for output in cell.get("outputs", []):
-                # Streams and errors hold their text themselves, results and displays below "data".
+                # The text of streams and errors is in the output itself; the text of results and
+                # displays is in "data".
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])
@@ -153,18 +157,18 @@ class Record:
         )
 
     def pretty_path(self, path: str) -> str:
-        """What papermill's log calls the file."""
+        """Return the name of the file in papermill's log."""
         return path
 
 
 class Tee:
-    """A stream that writes to several: what shows text in the terminal, what keeps it in a file."""
+    """A stream that copies text to several streams, for example the terminal and a log file."""
 
     def __init__(self, *streams: TextIO) -> None:
         self._streams = list(streams)
 
     def write(self, text: str) -> None:
-        """Write to what can still be written to: a terminal may close while the job goes on."""
+        """Write to all streams that still work: a terminal may close before the job ends."""
         for stream in list(self._streams):
             try:
                 stream.write(text)
@@ -173,20 +177,20 @@ class Tee:
                 self._streams.remove(stream)
 
     def flush(self) -> None:
-        """Nothing waits: each write is flushed."""
+        """Do nothing, because each write is flushed at once."""
 
 
-def _matters(record: logging.LogRecord) -> bool:
-    """Leave out papermill's word on saving."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Return False for papermill's warning about slow saving, which is filtered out."""
     return not record.getMessage().startswith("Autosave too slow")
 
 
 def _readable(notebook: Path, job: Path) -> Path:
-    """A notebook of format 4 in UTF-8; made of another one, it is kept with the job."""
+    """Return a notebook file of format 4 in UTF-8; if necessary, a copy in the job folder."""
     text = cells.text(notebook)
     record = json.loads(text)
     whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
-    # papermill writes into these.
+    # papermill writes into the metadata's mappings, so entries with the value None are removed.
     whole["metadata"] = {n: value for n, value in whole["metadata"].items() if value is not None}
     if whole == record and text.encode() == notebook_bytes(notebook):
         return notebook
@@ -198,6 +202,6 @@ def _scrubbed(text: str | list[str]) -> str | list[str]:
 
 
 def _scrubbed_html(text: str | list[str]) -> str:
-    """Scripts stay as they are: much of their code looks like a path."""
+    """Remove paths of this machine from HTML, except in scripts, whose code may look like paths."""
     parts = _SCRIPT.split("".join(text))
     return "".join(part if _SCRIPT.match(part) else scrub(part) for part in parts)

@@ -1,4 +1,4 @@
-"""The cluster that a notebook starts first, read from its cells before they run."""
+"""Prediction of the cluster that a notebook starts first, from the source of its cells."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ if TYPE_CHECKING:
     from labkit.cluster.start import Start
 
 SHAPE = ("workers", "threads")
-EARLY = 3  # code cells, the parameters among them: those before a later one may take long
+EARLY = 3  # maximum number of code cells that are read, including the parameters cell
 
 
 def first_cluster(notebook: Path, values: Values) -> Start | None:
-    """How the ranks of a notebook's first cluster start; None: that cannot be read.
+    """Return how the ranks of a notebook's first cluster start; None if the cells do not show this.
 
-    It is read where one of the first cells calls `Cluster` in a line of its own with `workers` and
-    `threads` alone, each a number or a parameter: `cluster = lk.Cluster(workers=workers)`.
+    One of the first cells must call `Cluster` in a separate statement, with no other arguments than
+    `workers` and `threads`. Each argument must be a number or the name of a parameter:
+    `cluster = lk.Cluster(workers=workers)`.
 
     Args:
-        notebook: an .ipynb file.
-        values: of its parameters, checked.
+        notebook: Notebook file (.ipynb).
+        values: Validated values of the parameters.
     """
     from labkit.cluster.start import Start
 
-    known = {name: each.default for name, each in declared(notebook).items()} | {**values}
+    parameter_values = {
+        name: parameter.default for name, parameter in declared(notebook).items()
+    } | {**values}
     code = [cell for cell in cells.read(notebook) if cell.kind == "code"]
     try:
         for cell in code[:EARLY]:
-            found = ast.parse(cell.source)
+            tree = ast.parse(cell.source)
             if "parameters" not in cell.tags:
-                for name in _stored(found):
-                    known.pop(name, None)
+                for name in _assigned_names(tree):
+                    parameter_values.pop(name, None)
             if "Cluster(" in cell.source:
-                shape = _shape(found, known)
-                return None if shape is None else Start.asked(*shape)
+                shape = _shape(tree, parameter_values)
+                return None if shape is None else Start.from_options(*shape)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, InvalidInput):
-        return None  # a magic, or what only its kernel can say
+        return None  # the cell has a magic, or a value that only the kernel can compute
     return None
 
 
-def _stored(cell: ast.Module) -> list[str]:
-    """Names to which a cell gives another value than its parameter had."""
+def _assigned_names(cell: ast.Module) -> list[str]:
+    """Return the names that a cell assigns; parameters with these names become unknown."""
     names = (node for node in ast.walk(cell) if isinstance(node, ast.Name))
     return [node.id for node in names if isinstance(node.ctx, ast.Store)]
 
 
-def _shape(cell: ast.Module, known: Mapping[str, Any]) -> tuple[int, int] | None:
+def _shape(cell: ast.Module, parameter_values: Mapping[str, Any]) -> tuple[int, int] | None:
     for statement in cell.body:
         call = getattr(statement, "value", None)
         if isinstance(statement, ast.With):
@@ -61,17 +64,17 @@ def _shape(cell: ast.Module, known: Mapping[str, Any]) -> tuple[int, int] | None
             continue
         if len(call.args) > len(SHAPE):
             return None
-        given = dict(zip(SHAPE, call.args, strict=False))
-        given |= {keyword.arg or "**": keyword.value for keyword in call.keywords}
-        shape = {name: _value(node, known) for name, node in given.items()}
-        readable = given.keys() <= {*SHAPE} and all(type(n) is int for n in shape.values())
+        arguments = dict(zip(SHAPE, call.args, strict=False))
+        arguments |= {keyword.arg or "**": keyword.value for keyword in call.keywords}
+        shape = {name: _value(node, parameter_values) for name, node in arguments.items()}
+        readable = arguments.keys() <= {*SHAPE} and all(type(n) is int for n in shape.values())
         return (
             (shape["workers"], shape.get("threads", 1)) if readable and "workers" in shape else None
         )
     return None
 
 
-def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr, parameter_values: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
-        return known.get(node.id, UNKNOWN)
+        return parameter_values.get(node.id, UNKNOWN)
     return ast.literal_eval(node)

@@ -1,4 +1,4 @@
-"""What runs under a command is passed on to other tools while it runs."""
+"""Live export of runs to MLflow and TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
 
-Follow = Callable[[Path], None]  # told the folder of the runs, once it is known
+Follow = Callable[[Path], None]  # to be called with the folder of the runs once it is known
 
 
 @contextmanager
 def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Iterator[Follow]:
-    """Pass runs on to MLflow and TensorBoard as they go, by a process of its own.
+    """Export runs to MLflow and TensorBoard while they run, in a separate process.
 
-    At the end that process is waited for: it then completes what it has passed on.
+    On exit, the context waits until the export process has exported all runs.
 
     Args:
-        root: folder of all runs, from which TensorBoard's names count.
-        mlflow: a tracking server's address, or a file (SQLite).
-        tensorboard: a folder.
+        root: Folder of all runs; in TensorBoard, runs are named by their paths below this folder.
+        mlflow: Address of a tracking server, or a SQLite file; None: no export to MLflow.
+        tensorboard: Folder for TensorBoard's files; None: no export to TensorBoard.
 
-    Raises: LabkitError, before anything starts, where one cannot be reached or is not installed.
+    Yields:
+        Function that receives the folder of the runs to export.
+
+    Raises:
+        LabkitError: Before the runs start: MLflow or TensorBoard is unreachable or not installed.
     """
     if mlflow is None and tensorboard is None:
         yield lambda folder: None
         return
-    # A session of its own: Ctrl-C in a terminal ends what runs, and that is passed on, too.
+    # In a separate session, the process does not receive Ctrl-C, so it also exports how the runs
+    # ended.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.records.export.live", mlflow or "", tensorboard or ""],
         stdin=subprocess.PIPE,
@@ -38,28 +43,28 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         text=True,
         start_new_session=True,
     )
-    assert process.stdin is not None  # for the type checker: pipes were asked for
+    assert process.stdin is not None  # for the type checker: the call requests pipes
     assert process.stdout is not None
-    told = process.stdin
+    pipe = process.stdin
 
     def follow(folder: Path) -> None:
-        with suppress(BrokenPipeError):  # it has said why it is gone
-            print(json.dumps({"folder": str(folder), "root": str(root)}), file=told, flush=True)
+        with suppress(BrokenPipeError):  # the process has printed why it ended
+            print(json.dumps({"folder": str(folder), "root": str(root)}), file=pipe, flush=True)
 
     try:
-        answer = json.loads(process.stdout.readline() or '{"error": "its process has ended"}')
+        answer = json.loads(process.stdout.readline() or '{"error": "the exporter has ended"}')
         if "error" in answer:
             raise (InvalidInput if answer.get("input") else LabkitError)(answer["error"])
         yield follow
     finally:
         with suppress(BrokenPipeError):
-            # A word, and not the end of its input alone: what was forked may hold this pipe, too.
-            print("over", file=told, flush=True)
+            # A message marks the end, because a forked process may keep this pipe open.
+            print("over", file=pipe, flush=True)
         with suppress(BrokenPipeError):
-            told.close()
+            pipe.close()
         try:
             process.wait()
-        except KeyboardInterrupt:  # a store that does not answer
+        except KeyboardInterrupt:  # the user does not wait longer for the export
             process.terminate()
             raise
         finally:

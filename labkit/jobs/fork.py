@@ -1,4 +1,4 @@
-"""A process forked from one that has imported everything, and so is at work at once."""
+"""Forked processes that inherit all imports of their parent and start without delay."""
 
 from __future__ import annotations
 
@@ -12,78 +12,81 @@ from collections.abc import Callable
 from typing import ClassVar, NoReturn, TextIO
 from weakref import WeakSet
 
-BROKEN = 70  # exit code of a process that failed in labkit's own code
+BROKEN = 70  # exit code after an error in labkit's own code
 
 
 class Fork:
-    """A forked process, to its parent what `Popen` is.
+    """A forked process with the interface of `Popen`.
 
-    It has the reading end of a pipe of which the parent alone has the other, `stdin`. So it hears
-    of the parent's end, in whatever way that ends.
+    The child reads from a pipe whose only writing end, `stdin`, belongs to the parent. When the
+    parent ends for any reason, the pipe closes, so the child notices it.
 
     Args:
-        act: what it does; takes the pipe's reading end, returns the exit code.
+        act: Function that the child runs. Its argument is the reading end of the pipe; its return
+            value is the exit code.
     """
 
     stdout = stderr = None
-    # What a fork inherits of the pipes to earlier ones, it closes: else those would not hear.
+    # Each child closes its copies of the pipes to earlier children. With open copies, an earlier
+    # child would not notice that the parent closes its pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
     def __init__(self, act: Callable[[int], int]) -> None:
-        sys.stdout.flush()  # else both processes would write what waits
+        sys.stdout.flush()  # without a flush, both processes would write the buffered text
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
-        # Weak: a pipe whose Fork is gone is closed anyway, and shall not be kept open by this list.
+        # The set has weak references, so that it does not keep the pipe of a deleted Fork open.
         self._pipes.add(self.stdin)
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             for pipe in self._pipes:
                 pipe.close()
-            _be(act, reading)
+            _run_child(act, reading)
         os.close(reading)
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while the process runs."""
         if self.returncode is None:
-            # Asked once only after the end: the number then belongs to whoever gets it next.
+            # After the process has ended, waitpid must not be called again: its id may be reused.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self) -> int:
-        """Wait for the end."""
+        """Wait until the process ends, and return its exit code."""
         while (code := self.poll()) is None:
             time.sleep(0.02)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            # No race with another process of this number: it stays ours until `poll` has collected
-            # it.
+            # The system does not reuse the process id before `poll` has collected the process.
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the process."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL to the process."""
         self.send_signal(signal.SIGKILL)
 
 
-def _be(act: Callable[[int], int], reading: int) -> NoReturn:
-    """Act, and end whatever happens: what stands below on the stack is the parent's work."""
+def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
+    """Run a function and always exit, because the callers on the stack belong to the parent."""
     code = BROKEN
-    # What the parent has left behind is the parent's to clean up: libraries that had threads there,
-    # as TensorFlow, abort or wait for ever when a fork destroys what is theirs.
+    # The child must not destroy objects that it inherited. Libraries that have threads in the
+    # parent, such as TensorFlow, abort or hang if the child destroys their objects.
     gc.freeze()
     try:
-        os.setsid()  # Ctrl-C in the terminal is for the parent
-        # A sweep counts these signals instead (Scheduler._signals); its handlers are inherited.
+        os.setsid()  # only the parent receives Ctrl-C from the terminal
+
+        # The child of a sweep inherits handlers that only count these signals
+        # (`labkit.jobs.interrupts`).
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)
@@ -96,6 +99,5 @@ def _be(act: Callable[[int], int], reading: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Not sys.exit: the parent's `finally` blocks and atexit functions are on this stack,
-            # too.
+            # sys.exit would run `finally` blocks and atexit functions of the parent.
             os._exit(code)

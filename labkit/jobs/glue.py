@@ -1,4 +1,4 @@
-"""Values that a notebook has glued into itself, by scrapbook or papermill, as a run."""
+"""A run made of the values that a notebook recorded with scrapbook or papermill."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.jobs.log import Log, experiment, parameters_of_job
+from labkit.jobs.log import RunLog, experiment, parameters_of_job
 from labkit.records import store
 from labkit.records.notebook import read_notebook
 
-SCRAP = "application/scrapbook.scrap."  # `sb.glue`: a record with name and data
-RECORD = "application/papermill.record+json"  # `papermill.record`: a name and its value
+SCRAP = "application/scrapbook.scrap."  # type of outputs of `sb.glue`, with a name and data
+RECORD = "application/papermill.record+json"  # type of outputs of `papermill.record`
 
 
-def keep(job: Path) -> None:
-    """Write a run of what the executed notebook of a job has glued, if it has glued anything."""
+def write_glued_run(job: Path) -> None:
+    """Write a run with the values that a job's notebook recorded with scrapbook, if any."""
     cells = read_notebook(job / "output.ipynb")["cells"]
-    found = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
-    if not found:
+    glued = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
+    if not glued:
         return
-    log = Log(store.new_run_directory(job, "glued"), experiment(*parameters_of_job(job)))
-    for name, value in found.items():
+    log = RunLog(store.new_run_directory(job, "glued"), experiment(*parameters_of_job(job)))
+    for name, value in glued.items():
         try:
             log.add({name: value})
-        except InvalidInput as error:  # scrapbook takes tables, too
-            warnings.warn(f"glued, but left out: {error}", stacklevel=2)
+        except InvalidInput as error:  # scrapbook accepts tables, which a run cannot hold
+            warnings.warn(f"glued value left out: {error}", stacklevel=2)
     log.end()
 
 
 def scraps(outputs: Iterator[dict[str, JSON]]) -> Iterator[tuple[str, JSON]]:
-    """Names and values that these outputs hold, in their order."""
+    """Yield (name, value) of each value that scrapbook or papermill recorded in cell outputs."""
     for output in outputs:
         data = output.get("data")
         for kind, payload in data.items() if isinstance(data, dict) else ():

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, counted: none may fall between a start and its record."""
+"""SIGINT and SIGTERM, counted so that none interrupts between a process's start and its record."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-from labkit.records.endings import Terminated, by_whom
+from labkit.records.endings import Terminated, interruption_text
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """While it is entered, the signals that ask for an end are counted instead of raised.
+    """A context that counts SIGINT and SIGTERM instead of raising exceptions.
 
     Args:
-        first: called with the first one.
+        first: Function that is called at the first signal.
 
     Attributes:
-        count: how many have come.
-        why: the words for a record: by whom the last one was.
+        count: Number of signals received so far.
+        why: Cause of the interruption for a record, from the last signal; "": no signal came.
     """
 
     def __init__(self, first: Callable[[], object]) -> None:
         self.count, self.why, self._first = 0, "", first
 
     def __enter__(self) -> Self:
-        self._before = [signal.signal(number, self._one_more) for number in NUMBERS]
+        self._before = [signal.signal(number, self._count_signal) for number in NUMBERS]
         return self
 
     def __exit__(
@@ -39,9 +39,9 @@ class Interrupts:
         for number, handler in zip(NUMBERS, self._before, strict=True):
             signal.signal(number, handler)
 
-    def _one_more(self, number: int, frame: FrameType | None) -> None:
+    def _count_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         error = KeyboardInterrupt() if number == signal.SIGINT else Terminated("SIGTERM")
-        self.why = by_whom(error)
+        self.why = interruption_text(error)
         if self.count == 1:
             self._first()

@@ -1,7 +1,7 @@
-"""The process of one notebook: it imports, forks the kernel, executes and records.
+"""The process of one notebook: it forks the kernel, executes the cells and records the result.
 
-`labkit run` starts it as `python -m labkit.jobs.job NOTEBOOK JOB`; a sweep, which has imported
-already what it needs, forks it. All else is the same.
+`labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep, which has
+already imported the libraries, forks this process instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labkit.common.safe_files import make_folder, open_file, read_file
 from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.records import registry, store
-from labkit.records.endings import ASKS, End, described
+from labkit.records.endings import STOP_SIGNALS, End, describe_exit
 
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
@@ -33,40 +33,41 @@ if TYPE_CHECKING:
     from labkit.jobs.kernel import ForkedKernel
 
 GRACE = 40.0  # seconds that an interrupted cell has to clean up before its kernel is killed
-# Exit codes. Of a job that did not run to its end in order, ranks may be left that still compute.
+
+# Exit codes of a job. After exit codes other than 0 and CELL_FAILED, ranks may still compute.
 CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
-LOG = Path("logs/process.log")  # what a forked process says beside its notebook's outputs
+LOG = Path("logs/process.log")  # text that a forked process prints outside its notebook's outputs
 
 
 class Kernel:
-    """The kernel of this job: this very Python, whatever kernels are installed."""
+    """The IPython kernel of a job, which always uses this Python interpreter."""
 
     def __init__(self, job: Path) -> None:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
-        self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell that raised one
-        self.signal = ""  # by which a part of its cluster has ended
-        self.interrupted: str | None = None  # by what
+        self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell error
+        self.signal = ""  # name of the signal that ended a process of the notebook's cluster
+        self.interrupted: str | None = None  # cause of the interruption
         self._process: ForkedKernel | None = None
 
     def fork(self) -> None:
-        """Fork what becomes the kernel, while this process has neither thread nor socket."""
+        """Fork the future kernel process while this process has no threads or sockets."""
         from labkit.jobs.kernel import Client, ForkedKernel, Provisioner
 
         self._process = embryo = ForkedKernel()
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        # Where no folder of kernels is looked into, "python3" is the interpreter that asks.
+        # Without folders of kernel specifications, "python3" means the present interpreter.
         self.manager = manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             client_factory=Client,
-            # Without it every user of this machine could read what cells print.
+            # Without encryption, every user of this machine could read the output of cells.
             transport_encryption="required",
-            # Half of it passes before the kernel is ended: its atexit functions keep records, and
-            # on a busy machine they take longer than the 2.5 s that there are by default.
+            # jupyter_client kills the kernel after half of this time. The kernel's atexit functions
+            # save records; on a busy machine they take longer than the default of 2.5 s.
             shutdown_wait_time=GRACE,
         )
         manager.provisioner = Provisioner(
@@ -75,19 +76,19 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the running cell, or this process where no kernel is up; insist after GRACE."""
+        """Interrupt the running cell (without a kernel, this process); kill it after GRACE s."""
         self.interrupted = self.interrupted or cause
-        store.give_reason(self.job, self.interrupted)
-        # Asked at each use: between the two signals a kernel may have come up, or ended.
+        store.write_reason(self.job, self.interrupted)
+        # `_pid` is read for each signal, because a kernel may start or end between the two.
         _interrupt(self._pid or os.getpid())
         time.sleep(GRACE)
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
 
     def end(self) -> End | None:
-        """How it has ended, if it has: by a signal, or a cell by `os._exit`."""
+        """Return how the kernel ended (exit code or signal); None while the kernel runs."""
         code = self._process.poll() if self._process else None
-        return None if code is None else described("the kernel", code)
+        return None if code is None else describe_exit("the kernel", code)
 
     @property
     def _pid(self) -> int | None:
@@ -97,25 +98,25 @@ class Kernel:
     async def on_cell_error(
         self, cell: NotebookNode, execute_reply: Mapping[str, Any], **_: object
     ) -> None:
-        """Remember `rank` and `signal` of the exception that has just ended a cell.
+        """Store the attributes `rank` and `signal` of the exception that has ended a cell.
 
         Raises:
-            KeyboardInterrupt: the job was interrupted in a cell that may raise.
+            KeyboardInterrupt: The job was interrupted in a cell with the tag raises-exception.
         """
         if self.interrupted and execution.MAY_RAISE in cell.metadata.tags:
             raise KeyboardInterrupt
         content = execute_reply["content"]
         self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
-        self.rank, self.signal = None, ""  # not those of an earlier cell, which was allowed to fail
+        self.rank, self.signal = None, ""  # discard the values of an earlier tolerated error
         from jupyter_client.asynchronous import AsyncKernelClient
 
-        # Not manager.client(): it would share the identity of papermill's, and take its replies.
-        assert self.manager is not None  # for the type checker: a cell has run
+        # manager.client() would share the identity of papermill's client, and take its replies.
+        assert self.manager is not None  # for the type checker: the manager exists when a cell runs
         client = AsyncKernelClient()
         client.load_connection_info(self.manager.get_connection_info())
         client.start_channels(iopub=False, stdin=False, hb=False)
         try:
-            # `last_value` is what IPython keeps of an exception that nobody caught.
+            # IPython stores an uncaught exception in `last_value`.
             error = "__import__('sys').last_value"
             wanted = {"rank": f"int({error}.rank)", "signal": f"str({error}.signal)"}
             reply = await client.execute(
@@ -124,38 +125,38 @@ class Kernel:
             for name, answer in reply["content"].get("user_expressions", {}).items():
                 if answer.get("status") == "ok":
                     setattr(self, name, ast.literal_eval(answer["data"]["text/plain"]))
-        except TimeoutError:  # the kernel is dying: the record then names the error alone
+        except TimeoutError:  # the kernel is ending, so the record names only the error
             return
         finally:
             client.stop_channels()
 
     def close(self) -> None:
-        """Let the kernel end: its atexit functions run."""
+        """Shut the kernel down without a kill, so that its atexit functions run."""
         from jupyter_core.utils import run_sync
 
         if self.manager is not None and self.manager.has_kernel:
             run_sync(self.manager.shutdown_kernel)()
 
 
-def main(notebook: Path, job: Path, limit: float | None = None, shown: bool = True) -> int:
-    """Execute the notebook with the parameters of its job's folder; returns the exit code.
+def main(notebook: Path, job: Path, limit: float | None = None, show: bool = True) -> int:
+    """Execute a notebook with the parameters in its job folder, and return the exit code.
 
     Args:
-        notebook: an .ipynb file.
-        job: the folder.
-        limit: seconds after which the notebook is interrupted.
-        shown: whether its output goes to the terminal, too.
+        notebook: Notebook file (.ipynb).
+        job: Job folder.
+        limit: Seconds after which the notebook is interrupted; None: no limit.
+        show: Whether the terminal also shows the output.
     """
     kernel = Kernel(job)
-    # A thread: whoever is interrupted may have to be insisted on.
+    # `interrupt` runs in a thread, because it waits before it kills a kernel that ignores it.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
     with registry.registration(job):
-        return _record(notebook, job, kernel, limit, shown)
+        return _record(notebook, job, kernel, limit, show)
 
 
 def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, shown: bool) -> int:
-    """Execute the notebook and record how that ends; arguments as of `main`."""
+    """Execute the notebook and record how it ended; the arguments are those of `main`."""
     try:
         store.mark_running(job)
         prepare()
@@ -163,44 +164,48 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
         _watch(kernel, limit)
         terminal = [sys.stdout, sys.stderr] if shown else []
         execution.execute_cells(notebook, job, kernel.manager, kernel.on_cell_error, terminal)
-        # Before the record says "completed": what the kernel does at its end belongs to the job.
+        # The kernel ends before the state becomes "completed", because its atexit functions belong
+        # to the job.
         kernel.close()
-        # A kernel that does not end when asked is ended: what its cells have logged is whole.
+        # A kernel that ignored the shutdown was killed, but the runs that it logged are complete.
         store.end_orphans(job, "", seconds=0.0, record=_complete_logged)
-        _keep_glued(job)
+        _record_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
-            # Without a signal to this process, the cell's own: `raise KeyboardInterrupt`.
+            # Without a signal to this process, the cell itself raised KeyboardInterrupt.
             by = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else cause(error)
             store.interrupt(job, kernel.interrupted or by)
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            kernel.close()  # whose runs say by themselves that they were pruned, if they can
+            # If possible, the kernel's atexit functions record the pruning of its runs.
+            kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
-        if getattr(error, "ename", "") == "CellExecutionError":  # IPython printed it: `%nosuch`
+        # IPython only prints some errors, for example of an unknown magic (`%nosuch`).
+        if getattr(error, "ename", "") == "CellExecutionError":
             vars(error).update(kernel.error)
-        # A kernel that was asked to end has ended, too, whatever failed then.
+        # A kernel may also have ended because of a shutdown request, so only a signal or a
+        # DeadKernelError shows that the kernel died.
         if (how := kernel.end()) and (how.signal or type(error).__name__ == "DeadKernelError"):
             keep_failed(job, how.message)
             store.fail(job, how.message)
             store.end_orphans(job, how.message)
             return KERNEL_ENDED
-        if kernel.signal in ASKS:
+        if kernel.signal in STOP_SIGNALS:
             store.interrupt(job, cause(error), kernel.rank)
         else:
             keep_failed(job, cause(error), kernel.rank)
             store.fail(job, cause(error), kernel.rank)
-        # Only papermill's error of a cell has an `ename`: any other is a fault of ours.
+        # Only papermill's error of a cell has an `ename`; any other error is a bug of labkit.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
-        store.forget_reason(job)
+        store.clear_reason(job)
     store.complete(job)
     return 0
 
@@ -212,31 +217,31 @@ def _complete_logged(run: Path, _: str) -> None:
 
 
 def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: float | None) -> Fork:
-    """Fork the process of a job from this one, which has called `prepare`.
+    """Fork the process of a job from this process, which has called `prepare`.
 
     Args:
-        notebook: what it executes.
-        job: its folder.
-        environment: variables that it gets beside this process's.
-        limit: seconds after which it is interrupted.
+        notebook: Notebook to execute.
+        job: Job folder.
+        environment: Environment variables that are added to those of this process.
+        limit: Seconds after which the notebook is interrupted; None: no limit.
     """
 
     def act(control: int) -> int:
         log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        # Python's own objects still hold the parent's streams, whatever lies beneath them now.
+        # Python's stream objects still refer to the parent's streams after dup2.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
-        return main(notebook, job, limit, shown=False)
+        return main(notebook, job, limit, show=False)
 
     make_folder(job / "logs", job)
     return Fork(act)
 
 
 def cause(error: BaseException) -> str:
-    """One line: the cell's number in output.ipynb, the exception and its message.
+    """Return one line with the cell number in output.ipynb, the exception and its message.
 
     >>> cause(ValueError("no rows"))
     'ValueError: no rows'
@@ -249,9 +254,9 @@ def cause(error: BaseException) -> str:
 
 
 def prepare() -> None:
-    """Import what executes notebooks, and what kernels import: a fork has it already."""
-    # jsonschema compiles a grammar of web addresses at import, which costs a second a notebook and
-    # checks nothing that a notebook has; without this module it leaves that check out.
+    """Import the libraries that execute notebooks and kernels, so that forks inherit them."""
+    # At import, jsonschema compiles a grammar of web addresses, which costs one second per
+    # notebook. Notebooks do not need that check; jsonschema skips it if this module is missing.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import ipyparallel  # noqa: F401
     import nbformat
@@ -259,14 +264,14 @@ def prepare() -> None:
 
     import labkit.jobs.kernel  # noqa: F401
 
-    nbformat.validate(nbformat.v4.new_notebook())  # compiles the schema
+    nbformat.validate(nbformat.v4.new_notebook())  # compiles nbformat's JSON schema
 
 
 def _interrupt(pid: int) -> None:
-    """Send SIGINT to the main thread of a process, where Python raises it.
+    """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
-    Where another signal is on its way to that thread, as Slurm sends SIGTERM to all processes, the
-    system would give this one to a thread that only notes it, and the cell would sleep on.
+    If another signal is pending for that thread, as after Slurm's SIGTERM to all processes, the
+    kernel would deliver SIGINT to another thread. The cell would then continue to sleep.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)
@@ -275,14 +280,15 @@ def _interrupt(pid: int) -> None:
 
 
 def _watch(kernel: Kernel, limit: float | None) -> None:
-    """Interrupt the notebook when its time is up, or who started this process wants it to end.
+    """Interrupt the notebook at its time limit, or when the pipe from the starting process closes.
 
-    That one writes why and closes the pipe, or dies; `labkit stop` sends SIGTERM.
+    The starting process writes a cause and closes the pipe; if it dies, the pipe closes, too.
+    `labkit stop` sends SIGTERM instead.
     """
 
     def wait_for_the_end_of_input() -> None:
-        # This returns when the last writer has gone.
-        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it is gone")
+        # `read` returns when the last writer has closed the pipe.
+        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it has ended")
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)
@@ -293,14 +299,14 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
         _start(partial(wait_for_the_limit, limit))
 
 
-def _keep_glued(job: Path) -> None:
-    """Make a run of what the notebook has glued; few notebooks have, so look first."""
+def _record_glued(job: Path) -> None:
+    """Write a run of scrapbook's glued values; a text search skips notebooks without them."""
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):
         from labkit.jobs import glue
 
-        glue.keep(job)
+        glue.write_glued_run(job)
 
 
 def _start(work: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""The kernel that executes jobs: there at once, it drops no output, and interrupts wait for it.
+"""The IPython kernel of jobs: it starts fast, loses no output and handles interrupts safely.
 
-An interpreter that starts anew for each notebook spends two seconds on the same imports. Here a
-process is forked that has done them, before it has any thread or socket, and waits for its orders.
-It is a process of its own as any kernel is; it shares with others only memory pages never written.
+A new interpreter for each notebook would spend two seconds on the same imports. Instead, a process
+without threads or sockets imports the libraries and forks. The child waits for its arguments and
+becomes the kernel, which shares only unmodified memory pages with other processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# A job is not debugged, and the debugger takes longer to import than all else: ipykernel, which
-# looks for it once, shall not find it.
+# Jobs are not debugged, and of all imports, debugpy takes longest. ipykernel searches for debugpy
+# once, and must not find it.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -48,38 +48,38 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 
-STARTS = 60.0  # seconds that a kernel has to come up, as papermill gives it
+START_TIMEOUT = 60.0  # seconds in which a kernel must start; papermill's default
 
 
 class Shell(ZMQInteractiveShell):
-    """IPython's shell, which an interrupt strikes in a statement of a cell, or before the next one.
+    """An IPython shell that raises KeyboardInterrupt only in a cell, or before the next cell.
 
-    ipykernel ignores those that come between cells, and where one strikes as it prepares a cell or
-    its answer, it never answers.
+    ipykernel itself ignores interrupts between cells. If an interrupt arrives while ipykernel
+    prepares a cell or the reply to a cell, ipykernel never replies.
 
     Attributes:
-        executing: whether a statement is executed.
-        asked: whether an interrupt waits for one.
+        executing: Whether a statement of a cell is executed now.
+        interrupt_pending: Whether an interrupt will be raised at the next statement.
     """
 
-    executing = asked = False
+    executing = interrupt_pending = False
 
     @classmethod
     def interrupt(cls, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT."""
+        """Handle SIGINT: raise in a running statement, or before the next one."""
         if cls.executing:
             raise KeyboardInterrupt
-        cls.asked = True
+        cls.interrupt_pending = True
 
     async def run_code(
         self, code_obj: CodeType, result: Any = None, *, async_: bool = False
     ) -> bool:
-        """Execute statements; whether they failed."""
-        # Of the class: signals come to the process, and before there is a shell.
+        """Execute statements of a cell, and return whether they failed."""
+        # The flags are class attributes, because a signal may arrive before a shell exists.
         outer, Shell.executing = Shell.executing, True
         try:
-            if Shell.asked:
-                Shell.asked = False
+            if Shell.interrupt_pending:
+                Shell.interrupt_pending = False
                 raise KeyboardInterrupt
             failed: bool = await super().run_code(code_obj, result, async_=async_)
             return failed
@@ -87,28 +87,28 @@ class Shell(ZMQInteractiveShell):
             Shell.executing = outer
 
     def ask_exit(self) -> None:
-        """End the notebook, as `sys.exit` does: `quit()`, `exit(3)`.
+        """End the notebook for `quit()` and `exit(3)`, as `sys.exit` does.
 
-        IPython would go on with the cell, and end the kernel at some moment after it.
+        IPython itself would continue the cell, and end the kernel some time later.
         """
-        code: Any = self.keepkernel_on_exit  # what the call was given
+        code: Any = self.keepkernel_on_exit  # IPython stores the argument of `exit` here
         raise SystemExit(code if type(code) in (int, str) else 0)
 
 
-class Interrupted(IPythonKernel):
-    """IPython's kernel, which leaves interrupts to its shell."""
+class InterruptibleKernel(IPythonKernel):
+    """An IPython kernel whose `Shell` handles all interrupts."""
 
     shell_class = Type(Shell)
 
     def pre_handler_hook(self) -> None:
-        """Leave it to the shell again, whatever a cell has made of the signal."""
+        """Install the shell's handler of SIGINT again, because a cell may have replaced it."""
         signal.signal(signal.SIGINT, Shell.interrupt)
 
     post_handler_hook = pre_handler_hook
 
     @contextmanager
     def _cancel_on_sigint(self, future: Future[Any]) -> Iterator[None]:
-        """Cancel an asynchronous cell; where it succeeds all the same, strike the next one."""
+        """Cancel an asynchronous cell; if it succeeds nevertheless, interrupt the next cell."""
         struck = False
 
         def strike(number: int, frame: FrameType | None) -> None:
@@ -117,40 +117,42 @@ class Interrupted(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            cancel: Any = signal.getsignal(signal.SIGINT)  # before `strike` can be called
+            cancel: Any = signal.getsignal(signal.SIGINT)  # the former handler, for `strike`
             signal.signal(signal.SIGINT, strike)
             yield
         if struck and future.result().success:
-            Shell.asked = True
+            Shell.interrupt_pending = True
 
 
 class LosslessKernel(IPKernelApp):
-    """IPython's kernel with room for any number of outputs that wait for a slow reader.
+    """An IPython kernel with an unlimited output queue, so that slow readers lose no output.
 
-    ZeroMQ keeps 1,000 messages for a subscriber and drops what comes after them: outputs of a
-    chatty cell, and among them the word that the cell has ended.
+    By default, ZeroMQ queues 1,000 messages for a subscriber and drops later ones. The lost outputs
+    may include the message that the cell has ended.
 
-    Its threads end in the order in which they need each other: the one that is told to shut down
-    hands over its last outputs, and would wait 10 s for a thread of outputs that has ended.
+    At exit, the control thread ends before the output thread, because it still sends outputs. In
+    the other order, the control thread would wait 10 s.
     """
 
-    kernel_class = Type(Interrupted)
-    told = Integer(help="The writing end of a pipe that hears when the kernel can be reached.")
+    kernel_class = Type(InterruptibleKernel)
+    report_pipe = Integer(
+        help="The writing end of a pipe that reports when the kernel is reachable."
+    )
 
     def start(self) -> None:
-        """Say that it can be reached, and serve."""
-        os.write(self.told, b"!")
-        os.close(self.told)
+        """Report that the kernel is reachable, and serve requests."""
+        os.write(self.report_pipe, b"!")
+        os.close(self.report_pipe)
         super().start()  # type: ignore[no-untyped-call]
 
     def init_signal(self) -> None:
-        """Interrupts are handled already: they may come before a kernel does."""
+        """Do nothing: `_become_kernel` installed the handler before signals could arrive."""
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Lift the limit before the socket for outputs is made, and its thread is started."""
+        """Remove the queue limit, then create the output socket and its thread."""
         context.setsockopt(zmq.SNDHWM, 0)
-        super().init_iopub(context)  # type: ignore[no-untyped-call]  # ipykernel gives it none
-        atexit.register(self._end_control)  # registered later than the end of outputs: done earlier
+        super().init_iopub(context)  # type: ignore[no-untyped-call]  # it has no type hints
+        atexit.register(self._end_control)  # runs first, because it is registered last
 
     def _end_control(self) -> None:
         if self.control_thread.is_alive():
@@ -159,61 +161,63 @@ class LosslessKernel(IPKernelApp):
 
 
 class ForkedKernel(Fork):
-    """A forked process that waits to become a kernel."""
+    """A forked process that waits for its arguments and then becomes a kernel."""
 
     def __init__(self) -> None:
-        self._hears, told = os.pipe()
-        super().__init__(partial(_become_kernel, told, os.getpid()))
-        os.close(told)  # else the kernel's death would not close the pipe
+        self._ready_pipe, report_pipe = os.pipe()
+        super().__init__(partial(_become_kernel, report_pipe, os.getpid()))
+        # With this copy open, the death of the kernel would not close the pipe.
+        os.close(report_pipe)
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Become the kernel with these arguments."""
-        # Closing ends the message: the embryo reads until the end.
+        """Send the arguments that turn the process into a kernel."""
+        # Closing the pipe ends the message: the child reads until end of file.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
 
-    async def listens(self) -> None:
-        """Wait until its sockets are bound, or it has ended before.
+    async def wait_until_reachable(self) -> None:
+        """Wait until the kernel has bound its sockets, or has ended.
 
         Raises:
-            RuntimeError: neither is so within `STARTS` seconds.
+            RuntimeError: After `START_TIMEOUT` seconds, the kernel has neither bound its sockets
+                nor ended.
         """
-        loop, heard = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._hears, heard.set)
+        loop, reachable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._ready_pipe, reachable.set)
         try:
-            await asyncio.wait_for(heard.wait(), STARTS)
+            await asyncio.wait_for(reachable.wait(), START_TIMEOUT)
         except TimeoutError:
             raise RuntimeError(
-                f"the kernel cannot be reached {STARTS:g} s after its start: see what IPython's "
-                "startup files do"
+                f"the kernel cannot be reached {START_TIMEOUT:g} s after its start: see what "
+                "IPython's startup files do"
             ) from None
         finally:
-            loop.remove_reader(self._hears)
-            os.close(self._hears)
+            loop.remove_reader(self._ready_pipe)
+            os.close(self._ready_pipe)
 
 
 class Provisioner(LocalProvisioner):
-    """What jupyter_client starts and signals kernels with, here with a ForkedKernel."""
+    """A jupyter_client provisioner that starts and signals a ForkedKernel."""
 
     embryo: ForkedKernel
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Let the embryo become the kernel."""
-        # The rest of the command is an interpreter and a module, which the embryo is already.
+        """Turn the forked process into the kernel."""
+        # Only the arguments are sent: the fork already runs the interpreter and the module.
         self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
-        # Who connects earlier is refused, tries again 100 ms later, and may be given, as the port
-        # that it comes from, the very one that the kernel is about to bind.
-        await self.embryo.listens()
+        # A client that connects earlier would be refused and retry after 100 ms. The client's
+        # source port could also be the very port that the kernel is about to bind.
+        await self.embryo.wait_until_reachable()
         return self.connection_info
 
 
 class Client(AsyncKernelClient):
-    """The job's end: ready as soon as it hears the kernel, and it drops no output either.
+    """A kernel client that is ready at the kernel's first message and drops no output.
 
-    jupyter_client's asks until something is published and then waits for 0.2 s of silence, as older
-    kernels do not greet who subscribes.
+    The client of jupyter_client polls until a message arrives, then waits for 0.2 s of silence.
+    Older kernels need this wait, because they send no welcome message.
     """
 
     def _context_default(self) -> zmq.asyncio.Context:
@@ -223,10 +227,11 @@ class Client(AsyncKernelClient):
         return context
 
     async def wait_for_ready(self, timeout: float | None = None) -> None:
-        """Wait for the kernel's greeting: what it publishes from then on arrives.
+        """Wait for the kernel's welcome message; all outputs after this message will arrive.
 
         Raises:
-            RuntimeError: the kernel has ended, or has not greeted within `timeout` seconds.
+            RuntimeError: The kernel has ended, or has sent no welcome message within `timeout`
+                seconds.
         """
         end = time.monotonic() + (math.inf if timeout is None else timeout)
         while True:
@@ -242,45 +247,51 @@ class Client(AsyncKernelClient):
                     return
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """Let a statement that is executed clean up; end where none is, as processes do."""
-    # While an asynchronous cell waits, which has another handler, it would end the kernel's loop.
+def _end_statement(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM: let a running statement clean up; if none runs, end the process."""
+    # While an asynchronous cell waits, SIGINT has another handler, and an exception would end the
+    # kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
-def _stay(number: int, frame: FrameType | None) -> None:
-    """Leave it to the job's process, which is told as well."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Ignore SIGTERM, because the job's process receives the same signal and handles it."""
 
 
-def _become_kernel(told: int, job: int, orders: int) -> int:
-    """Wait for the order, be the kernel, and end as an interpreter ends."""
+def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
+    """Read the arguments from a pipe, run the kernel, and call the atexit functions."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
-    # The kernel looks for its job's end from its start on, and takes another parent for the job.
+    # If the job has ended already, the kernel would monitor another parent instead.
     if not text or os.getppid() != job:
         return 0
-    # A cell that reads its standard input finds the end of it; the job's is not for cells.
+    # Standard input belongs to the job; a cell that reads from it gets an end of file.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
-    # The orders hold the whole environment: what is absent there shall be absent here.
+    # The message holds the whole environment, so variables that are not in it must be unset.
     os.environ.clear()
     os.environ.update(environment)
-    sys.modules.pop("rfc3987_syntax", None)  # a notebook may want it
+    # `prepare` has blocked this module, but a notebook may import it.
+    sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()  # else all members of a sweep would draw the same numbers
-    # Slurm tells all processes of an element at once; its job interrupts the cell, and this kernel
-    # must be there to say that it has cleaned up. Ignored, it would be by what cells start, too.
-    signal.signal(signal.SIGTERM, _stay if ELEMENT in os.environ else _end)
+        numpy_random.seed()  # otherwise all notebooks of a sweep would draw the same numbers
+
+    # Slurm signals all processes of an array element at once. The job interrupts the cell, and the
+    # kernel must survive to report the cleanup. The cells' child processes would inherit SIG_IGN.
+    signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
-    warnings.filterwarnings("ignore", "To exit: use")  # IPython's, of people at a keyboard
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython warns interactive users
     sys.argv = ["labkit.jobs.kernel", *arguments]
-    imports.add_inherited()
-    # Given here, as ipykernel reads the variable when it is imported.
-    LosslessKernel.launch_instance(arguments, parent_handle=job, told=told, ignore_cwd=True)
-    # A fork ends by os._exit, which leaves these out; a notebook's cluster ends in one of them.
+    imports.append_inherited()
+    # ipykernel reads the parent's id from a variable at import, which is too early here.
+    LosslessKernel.launch_instance(
+        arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
+    )
+    # A fork ends by os._exit, which skips atexit functions, for example the one that ends a
+    # notebook's cluster.
     atexit._run_exitfuncs()
     return 0

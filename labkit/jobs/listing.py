@@ -1,4 +1,4 @@
-"""Sweeps, jobs and runs of a folder as lines of a table for the terminal."""
+"""Tables of the sweeps, jobs and runs in a folder, for the terminal."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.common.units import duration_text
 from labkit.jobs.elements import Elements
-from labkit.jobs.listing_cache import LEAST, Listed, Row
+from labkit.jobs.listing_cache import LEAST, ListingCache, Row
 from labkit.jobs.sweep import manifest
 from labkit.records import store
-from labkit.records.run import Run, gate_failed, key_metrics, known
-from labkit.records.scan import Folder, folders, left_out, links_left_out, read_run
+from labkit.records.run import Run, gate_failed, key_metrics, run_from_records
+from labkit.records.scan import Folder, folders, read_run, skip_message, skipped_links
 
-HEAD = ("name", "state", "duration", "accuracy", "samples/s", "gate", "cause")
+HEAD = ("name", "state", "duration", "accuracy", "samples/s", "equivalence", "cause")
 CAUSE_WIDTH = 80
 
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
-    """Rows of HEAD for all sweeps, jobs and runs below root; a line for each unusable record."""
+    """Return a table row for each sweep, job and run below root, and a line per bad record."""
     skipped: list[str] = []
     rows: dict[str, Row] = {}
-    found = list(folders(root))
+    all_folders = list(folders(root))
     slurm = Elements()
-    listed = Listed(root) if len(found) >= LEAST else None
-    for folder in found:
+    listed = ListingCache(root) if len(all_folders) >= LEAST else None
+    for folder in all_folders:
         name = _name(folder.path, root)
-        skipped += links_left_out(folder, root)
+        skipped += skipped_links(folder, root)
         try:
             if folder.is_run:
-                # One by one: the records of thousands would fill memory, and slow all that is made.
-                read = partial(_read, folder, name, slurm)
-                row = read() if listed is None else listed.row(name, folder, read)
+                # Each record is dropped after its row is made: thousands of records would fill the
+                # memory and slow the garbage collector.
+                read_row = partial(_read, folder, name, slurm)
+                row = read_row() if listed is None else listed.row(name, folder, read_row)
                 if isinstance(row, str):
-                    skipped.append(left_out(folder, root, row))
+                    skipped.append(skip_message(folder, root, row))
                 else:
                     rows[folder.path] = row
-            elif folder.odd and not folder.files.isdisjoint(("params.yaml", manifest.FILE)):
-                skipped.append(left_out(folder, root, folder.odd))
+            elif folder.name_problem and not folder.files.isdisjoint(
+                ("params.yaml", manifest.FILE)
+            ):
+                skipped.append(skip_message(folder, root, folder.name_problem))
                 continue
             if "params.yaml" in folder.files:
                 rows[folder.path] = job_row(Path(folder.path), name, slurm)
@@ -50,28 +53,27 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
         except LabkitError as error:
             skipped.append(f"{name} left out: {error}")
     if listed is not None:
-        listed.keep()
-    # By path, so that members stand below their sweep and runs below their job, in every order of
-    # finds.
+        listed.save()
+    # Rows are sorted by path, so that members follow their sweep and runs follow their job.
     return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
 
 
 def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
-    """A run's row, or why it has none."""
+    """Return the table row of a run, or the reason why the run has none."""
     read = read_run(folder)
-    return read if isinstance(read, str) else run_row(known(read), name, slurm)
+    return read if isinstance(read, str) else run_row(run_from_records(read), name, slurm)
 
 
 def _name(path: str, root: Path) -> str:
-    """A path as it is listed: below the root, without it."""
-    # Not by pathlib, which takes as long as to read a record.
+    """Return a path relative to the root."""
+    # Strings are used, because pathlib would take as long as reading a record.
     return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """A sweep: its state, and how many members are in which; and those that are still to start."""
+    """Return, by path, a sweep's row with counts by state, and rows of members not yet started."""
     status = manifest.read(path)
-    states = manifest.states(path, status, slurm.as_it_is)
+    states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())
     counts = [f"{states[state]} {state}" for state in store.STATES if states[state]]
     cause = f"{total} members: {', '.join(counts)}"
@@ -86,18 +88,19 @@ def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
 
 
 def job_row(path: Path, name: str, slurm: Elements) -> Row:
-    """A notebook's job: state and duration; results stand with its runs."""
-    status = slurm.as_it_is(store.read_status(path))
+    """Return the table row of a notebook's job: state, duration and cause, without results."""
+    status = slurm.present_status(store.read_status(path))
     return name, status["state"], _duration(status), "", "", "", _cause(status)
 
 
 def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
-    """A run: state, duration, accuracy, samples/s, the gate's verdict, cause."""
+    """Return a run's row: state, duration, accuracy, samples/s, equivalence verdict and cause."""
     status, metrics = run.status, key_metrics(run)
-    status = slurm.as_it_is(status) if slurm else status
+    status = slurm.present_status(status) if slurm else status
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
-    withheld = "withheld" if gate_failed(run) else ""  # no speed of a run that failed its gate
+    # A run that failed its equivalence check shows no speed.
+    withheld = "withheld" if gate_failed(run) else ""
     return (
         name,
         status["state"],
@@ -110,10 +113,10 @@ def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
-    """Aligned columns; those without any content are left out."""
+    """Return a table with aligned columns; empty columns are left out."""
     columns = [
         (title, *cells)
-        # The name stays even where a table is empty: a head without a column says nothing.
+        # The first column is never left out, so that even an empty table has a header.
         for title, *cells in zip(head, *rows, strict=True)
         if any(cells) or title == head[0]
     ]
@@ -125,21 +128,21 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
     )
 
 
-def shown(path: Path) -> str:
-    """A path as a person in this folder would type it."""
+def displayed_path(path: Path) -> str:
+    """Return a path as a user would type it in the present folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def elapsed(status: store.Record) -> float | None:
-    """Seconds from start to end, or until now; None where either is not known."""
+    """Return the seconds from start to end, or until now; None if a time is unknown."""
     if not status.get("started"):
         return None
     if status.get("ended"):
         end = datetime.fromisoformat(status["ended"])
     elif status["state"] == "running":
-        # A process that died without a word has no end: its duration is not known, rather than too
-        # long.
+        # Only a running process has a duration: a dead one that recorded no end ended at an unknown
+        # time.
         end = datetime.now(UTC)
     else:
         return None
@@ -147,10 +150,10 @@ def elapsed(status: store.Record) -> float | None:
 
 
 def find(root: Path) -> tuple[set[Path], set[Path]]:
-    """Folders of notebook jobs, and of sweeps; runs, which are many, are not looked into.
+    """Return the folders of all notebook jobs, and the folders of all sweeps, at and below root.
 
     Raises:
-        LabkitError: there is no such folder.
+        LabkitError: The folder is missing.
     """
     if not os.path.isdir(root):
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
@@ -161,15 +164,16 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
         if manifest.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
-            # A run's folder holds a model and logs, and no job.
+            # The search skips the contents of a run's folder, which holds a model and logs but no
+            # job.
             inside.clear()
         inside[:] = [name for name in inside if not name.startswith(".")]
     return jobs, sweeps
 
 
 def _duration(status: store.Record) -> str:
-    spent = elapsed(status)
-    return "" if spent is None else duration_text(spent)
+    seconds = elapsed(status)
+    return "" if seconds is None else duration_text(seconds)
 
 
 def _cause(status: store.Record) -> str:

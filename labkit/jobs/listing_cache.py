@@ -1,4 +1,4 @@
-"""What was listed of runs before, so that a folder of thousands is not read anew each time."""
+"""A cache of table rows, so that listing thousands of runs does not read all records again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from labkit.common.paths import cache_folder, fingerprint
 from labkit.records import store
 from labkit.records.scan import Folder
 
-LEAST = 500  # runs: fewer are read as fast
+LEAST = 500  # minimum number of runs for the cache; a smaller folder is as fast without it
 Row = tuple[str, ...]
 
 
-class Listed:
-    """The rows of the ended runs of a folder, each by what its files were when it was read.
+class ListingCache:
+    """The table rows of a folder's ended runs, each with sizes and times of the run's files.
 
-    They lie in the user's own cache, not beside the runs: a folder of a stranger's brings none. A
-    file that is missing, damaged, or of another labkit counts as none, and is written anew; where
-    nothing can be written, all is read each time.
+    The cache is in the user's cache folder, not beside the runs, because another user's folder of
+    runs could contain a forged cache. A cache that is missing, damaged or from another labkit
+    version is rebuilt. If the cache cannot be written, all runs are read each time.
 
     Args:
-        root: the folder that is listed.
+        root: Folder whose runs are listed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,22 +36,22 @@ class Listed:
         self._now: dict[str, tuple[str, Row]] = {}
 
     def row(self, name: str, folder: Folder, read: Callable[[], Row | str]) -> Row | str:
-        """A run's row as it was, if its files are; else as it is read now."""
+        """Return a run's cached row if its files are unchanged; otherwise the row from `read`."""
         stamp = _stamp(folder)
-        known, row = self._known.get(name, ("", ()))
-        if known == stamp:
+        cached_stamp, row = self._known.get(name, ("", ()))
+        if cached_stamp == stamp:
             self._now[name] = stamp, row
             return row
-        found = read()
-        if not isinstance(found, str) and found[1] in store.ENDED:
-            self._now[name] = stamp, found
-        return found
+        new_row = read()
+        if not isinstance(new_row, str) and new_row[1] in store.END_STATES:
+            self._now[name] = stamp, new_row
+        return new_row
 
-    def keep(self) -> None:
-        """Write down what was listed now, where it is not what was known."""
+    def save(self) -> None:
+        """Write the present rows to the cache, if they differ from the cached rows."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
-            with suppress(OSError, LabkitError):  # a list of runs does not need a place for another
+            with suppress(OSError, LabkitError):  # the listing works without a cache
                 store.write_atomically(self._file(), text)
 
     def _file(self) -> Path:
@@ -59,22 +59,22 @@ class Listed:
 
     def _read(self) -> dict[str, tuple[str, Row]]:
         try:
-            kept = json.loads(self._file().read_bytes())
-            if kept["made_by"] != self._made_by:
+            cached = json.loads(self._file().read_bytes())
+            if cached["made_by"] != self._made_by:
                 return {}
-            rows = kept["rows"].items()
+            rows = cached["rows"].items()
             return {name: (str(stamp), tuple(map(str, row))) for name, (stamp, row) in rows}
         except (OSError, LabkitError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
 
 def _stamp(folder: Folder) -> str:
-    """Size and time of a folder's files."""
-    found = []
+    """Return a text with name, modification time, size and inode of each file in a folder."""
+    entries = []
     for name in sorted(folder.files):
         try:
             file = os.stat(f"{folder.path}/{name}", follow_symlinks=False)
-        except OSError:  # somebody removes the run just now
+        except OSError:  # another process removes the run at this moment
             continue
-        found.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
-    return "\n".join(found)
+        entries.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
+    return "\n".join(entries)

@@ -1,4 +1,4 @@
-"""Runs of notebooks that train by themselves: what `lk.log` is told, kept as any other run."""
+"""Runs of notebooks with their own training loop, whose values `lk.log` records."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from labkit.jobs import parameters
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.safe_yaml import read_plain_file
-from labkit.records.shape import FIELDS, wrong_field
-from labkit.records.stream import FOLDER, Reader, Writer
+from labkit.records.shape import FIELDS, field_problem
+from labkit.records.stream import FOLDER, StreamReader, StreamWriter
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from labkit.jobs.parameters import Values
 
-WRITE_EVERY = 0.5  # seconds between two writes of curves that grow point by point
-# Parts of metrics.json that labkit makes by itself.
+WRITE_EVERY = 0.5  # seconds between two writes of growing curves
+
+# Fields of metrics.json that labkit writes itself.
 RESERVED = FIELDS["metrics.json"].keys() - {"test_accuracy", "test_loss"} | {"logged", "spread"}
-# What a comparison judges runs by, and what stands for it, the first that is given.
+# Metrics that comparisons use, each with the logged names that may supply it, preferred ones first.
 JUDGED = {
     "val_accuracy": ("val_accuracy", "test_accuracy", "accuracy"),
     "val_loss": ("val_loss", "test_loss"),
@@ -50,49 +51,52 @@ def log(
     parameters: Values | None = None,
     **values: Any,
 ) -> Run:
-    """Keep what a notebook of one's own has measured as a run: `lk.log(accuracy=0.93)`.
+    """Record values that a notebook has measured as a run: `lk.log(accuracy=0.93)`.
 
-    A number, a truth or a text is a result, a list or array of numbers a curve, whose last value is
-    a result, too. With `step`, numbers are points of curves. Further calls add to the same run. It
-    is "running" until the notebook or script ends: then completed, or failed by what ended it.
+    A number, a boolean or a text is a result. A list or array of numbers is a curve, whose last
+    value is also a result. With `step`, numbers are points of curves. Further calls add to the same
+    run. The run is "running" until the notebook or script ends; then the run is completed, or
+    failed with the error.
 
-    Another run begins where `parameters` are given that differ from those of the run, and in a
-    session of cells after a cell that sets a parameter of the parameters cell, as this one does
-    when it is run again.
+    Another run begins if `parameters` differ from the parameters of the run. In an interactive
+    session, another run also begins after a cell that sets a declared parameter, such as the
+    parameters cell.
 
-    Comparisons know `accuracy` (or val_accuracy, test_accuracy) and val_loss (or test_loss) as
-    those of held-out data, and the curve `loss` as that of training; other names stand as given.
+    Comparisons use `accuracy` (or val_accuracy, test_accuracy) and val_loss (or test_loss) as
+    metrics on held-out data. The curve `loss` is the training loss. Other names have no special
+    meaning.
 
     Args:
-        label: which of several runs of the notebook is meant.
-        step: where on its curves the numbers stand, in steps from 1.
-        parameters: of the run, beside those of the notebook's parameters cell; without them a
-            call adds to the run that there is.
-        values: what was measured, by name.
+        label: Label of the run; needed if a notebook logs several runs at the same time.
+        step: Number of the step, from 1, to which the numbers belong as points of curves.
+        parameters: Parameters of the run, in addition to those of the notebook's parameters cell.
+            None: the call adds to the present run.
+        values: Measured values, by name.
 
     Raises:
-        InvalidInput: a value that is none of these, or a name of labkit's own.
+        InvalidInput: A name is reserved by labkit, or a value is neither a number, a boolean, a
+            text nor a list of numbers.
     """
     if not _LOGS:
-        _listen()
-    going = _LOGS.get(label)
-    if going and (going.is_over or parameters not in (None, going.given)):
-        going.end()
-        going = None
-    if not going:
-        _LOGS[label] = Log.begin(label, parameters or {})
+        _register_hooks()
+    present = _LOGS.get(label)
+    if present and (present.is_over or parameters not in (None, present.given)):
+        present.end()
+        present = None
+    if not present:
+        _LOGS[label] = RunLog.begin(label, parameters or {})
     _LOGS[label].add(values, step)
     return _LOGS[label].run
 
 
-class Log:
-    """A run that is told by hand; it alone writes the record.
+class RunLog:
+    """A run whose values come from `lk.log`; only this object writes the run's record.
 
     Args:
-        directory: of the run.
-        experiment: its parameters.
-        given: those of them that `lk.log` was given.
-        declared: those that the notebook's parameters cell sets.
+        directory: Folder of the run.
+        experiment: Record of the run's parameters.
+        given: Parameters that the caller passed to `lk.log`.
+        declared: Names of parameters that the notebook's parameters cell sets.
     """
 
     def __init__(
@@ -103,35 +107,35 @@ class Log:
         declared: Iterable[str] = (),
     ) -> None:
         self.run, self.given, self._declared = Run(directory), dict(given or {}), set(declared)
-        self.is_over = False  # what is told from now on is of another run
+        self.is_over = False  # True: later values belong to another run
         self._results: dict[str, JSON] = {}
         self._curves: dict[str, dict[int, float | None]] = {}
-        self._seconds: dict[int, float] = {}  # at which points of curves came
+        self._seconds: dict[int, float] = {}  # seconds from the start of the run to each step
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
         store.start(directory, experiment, machine())
-        self._live = directory / FOLDER  # what it tells while it runs, as ranks do
+        self._live = directory / FOLDER  # folder of the live stream of values
         self._live.mkdir()
-        self._writer = Writer(self._live, 0, store.this_process())
+        self._writer = StreamWriter(self._live, 0, store.this_process())
 
     @classmethod
-    def begin(cls, label: str, given: Values) -> Log:
-        """A run of this process, with the parameters of its notebook."""
+    def begin(cls, label: str, parameters: Values) -> RunLog:
+        """Start a run of this process's notebook or script, with the notebook's parameters."""
         notebook, values = _parameters()
-        record = experiment(notebook, values | dict(given), label)
+        record = experiment(notebook, values | dict(parameters), label)
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
         name = label or Path(notebook).stem or "log"
-        return cls(store.run_directory(f"{name}-{digest}"), record, given, values)
+        return cls(store.run_directory(f"{name}-{digest}"), record, parameters, values)
 
     def note(self, cell: str) -> None:
-        """Hear of a cell that is about to run: one that sets parameters begins another run."""
-        self.is_over |= not self._declared.isdisjoint(_names_set(cell))
+        """Note that a cell is about to run; after a cell that sets parameters, a new run begins."""
+        self.is_over |= not self._declared.isdisjoint(_assigned_names(cell))
 
     def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Take in values; what is given again replaces what was."""
+        """Add values to the run; a value replaces an earlier value of the same name."""
         for name, value in values.items():
             if name in RESERVED:
-                raise InvalidInput(f"{name} is a name of labkit's own: give it another one")
+                raise InvalidInput(f"{name} is reserved by labkit: choose another name")
             plain = _plain(name, value)
             if isinstance(plain, list):
                 self._curves[name] = dict(enumerate(plain, 1))
@@ -145,23 +149,23 @@ class Log:
         if step is None or now - self._written > WRITE_EVERY:
             self.write()
         if step is not None:
-            told = {name: points.get(step) for name, points in self._curves.items()}
-            self._writer.write("epoch", [{"step": step} | told])
-            if Reader(self._live).asked_to_prune():
+            points_at_step = {name: points.get(step) for name, points in self._curves.items()}
+            self._writer.write("epoch", [{"step": step} | points_at_step])
+            if StreamReader(self._live).is_prune_requested():
                 raise Pruned(f"{self.run.name} pruned after {step} steps")
 
     def write(self) -> None:
-        """Write what is known so far."""
+        """Write all values that were added so far to the run's folder."""
         metrics = self._metrics()
-        if wrong := wrong_field("metrics.json", metrics):
+        if wrong := field_problem("metrics.json", metrics):
             raise InvalidInput(wrong)
         store.write_results(self.run.path, metrics, self._history())
-        self.run.__dict__.pop("_metrics", None)  # a Run keeps what it has read
+        self.run.__dict__.pop("_metrics", None)  # a Run caches its metrics and history
         self.run.__dict__.pop("_history", None)
         self._written = time.monotonic()
 
     def end(self) -> None:
-        """Write all, and how the notebook has ended."""
+        """Write all values, and record as the run's state how the notebook or script ended."""
         self.write()
         error = _ended_by()
         if error is None:
@@ -170,32 +174,32 @@ class Log:
             store.prune(self.run.path, str(error))
         elif isinstance(error, KeyboardInterrupt):
             job = os.environ.get("LABKIT_JOB")
-            store.interrupt(self.run.path, (job and store.reason(Path(job))) or "by the user")
+            store.interrupt(self.run.path, (job and store.read_reason(Path(job))) or "by the user")
         elif isinstance(error, SystemExit):
-            told = error.code if isinstance(error.code, str) else f"exit code {error.code}"
-            store.fail(self.run.path, told)
+            message = error.code if isinstance(error.code, str) else f"exit code {error.code}"
+            store.fail(self.run.path, message)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
-        # Last: a search may be asking it to end by a file in there at this very moment.
+        # The folder is removed last, because a search may write its pruning request there.
         shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
-        """The record of metrics.json."""
+        """Return the record for metrics.json."""
         last = {name: points[max(points)] for name, points in self._curves.items() if points}
         results = {**last, **self._results}
         judged = {
-            name.replace("val", "test"): results[given[0]]
+            name.replace("val", "test"): results[present[0]]
             for name, names in JUDGED.items()
-            if (given := [each for each in names if is_number(results.get(each))])
+            if (present := [candidate for candidate in names if is_number(results.get(candidate))])
         }
         return results | judged | {"logged": list(results), "epochs": self._epochs()}
 
     def _epochs(self) -> list[JSON]:
-        """A row a step with the points of all curves."""
+        """Return one row per step with the points of all curves."""
         curves = dict(self._curves)
         for name, names in JUDGED.items():
-            if given := [each for each in names if each in curves]:
-                curves[name] = curves[given[0]]
+            if present := [candidate for candidate in names if candidate in curves]:
+                curves[name] = curves[present[0]]
         steps = sorted(set(chain.from_iterable(curves.values())))
         return [
             {"epoch": place, "step": step, "seconds": self._seconds.get(step)}
@@ -204,76 +208,79 @@ class Log:
         ]
 
     def _history(self) -> list[dict[str, JSON]]:
-        """A row a step of the training loss; nothing is known of bytes, nor of seconds of lists."""
+        """Return one history row per step of the curve `loss`; unknown byte counts are 0."""
         points = self._curves.get("loss", {})
         empty = dict.fromkeys(store.HISTORY_COLUMNS)
         zero = dict.fromkeys(("epoch", "rank", "payload_bytes", "wire_bytes", "messages"), 0)
         seed = self._seed if type(self._seed) is int else 0
         before, rows = 0.0, []
         for step, loss in sorted(points.items()):
-            at = self._seconds.get(step)
-            spent = None if at is None else at - before
-            before = before if at is None else at
+            elapsed = self._seconds.get(step)
+            seconds = None if elapsed is None else elapsed - before
+            before = before if elapsed is None else elapsed
             rows.append(
-                empty | zero | {"seed": seed, "step": step - 1, "loss": loss, "seconds": spent}
+                empty | zero | {"seed": seed, "step": step - 1, "loss": loss, "seconds": seconds}
             )
         return rows
 
 
 def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON]:
-    """The record of a logged run's parameters; its texts name no machine."""
+    """Return the record of a logged run's parameters; names of this machine are removed."""
     record: dict[str, JSON] = {"notebook": notebook}
     if label:
         record["name"] = label
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
-        # Records say the name of a strategy so; any other field of another type is the notebook's.
+        # Records store a strategy as a mapping with its name. A value that is not valid for the
+        # Experiment field of its name gets another name.
         if name == "strategy" and isinstance(plain, str):
             plain = dict[str, JSON](name=plain)
-        odd = name in record or wrong_field("experiment.json", {name: plain})
+        odd = name in record or field_problem("experiment.json", {name: plain})
         record[f"{name} (own)" if odd else name] = plain
     return record
 
 
 def parameters_of_job(job: Path) -> tuple[str, dict[str, JSON]]:
-    """The name of a job's notebook, and its parameters as far as they are known without it."""
-    given = read_plain_file(job / "params.yaml")
-    known = parameters.declared(job / "output.ipynb")
-    defaults = parameters.known_values({name: each.default for name, each in known.items()})
+    """Return the name of a job's notebook, and the parameters that are known without its kernel."""
+    job_values = read_plain_file(job / "params.yaml")
+    declared = parameters.declared(job / "output.ipynb")
+    defaults = parameters.known_values(
+        {name: parameter.default for name, parameter in declared.items()}
+    )
     name = str(store.read_json(job / "status.json").get("notebook"))
-    return name, defaults | (given if isinstance(given, dict) else {})
+    return name, defaults | (job_values if isinstance(job_values, dict) else {})
 
 
 def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
-    """Keep a run of a job that failed before it made one: a comparison of a sweep lacks nobody."""
+    """Record a run for a job that failed before its first run, so that comparisons include it."""
     if not any(job.glob("*/experiment.json")) and (job / "output.ipynb").exists():
         run = store.new_run_directory(job, "failed")
         store.start(run, experiment(*parameters_of_job(job)), machine())
         store.fail(run, cause, rank)
 
 
-_LOGS: dict[str, Log] = {}  # of this process, by their labels
+_LOGS: dict[str, RunLog] = {}  # present runs of this process, by label
 
 
 @atexit.register
 def _end() -> None:
-    for each in _LOGS.values():
-        each.end()
+    for entry in _LOGS.values():
+        entry.end()
 
 
 def _parameters() -> tuple[str, dict[str, JSON]]:
-    """The name of this process's notebook or script, and its parameters as they are now."""
+    """Return the name of this process's notebook or script, and its present parameters."""
     main = vars(sys.modules["__main__"])
     if job := os.environ.get("LABKIT_JOB"):
         return parameters_of_job(Path(job))
-    # As JupyterLab, VS Code and Python itself say it.
+    # JupyterLab, VS Code and Python name the notebook or script in these variables.
     session = os.environ.get("JPY_SESSION_NAME")
     path = Path(session or main.get("__vsc_ipynb_file__") or main.get("__file__") or "")
     try:
-        known = parameters.declared(path)
-    except LabkitError:  # not saved yet, or no file at all
+        declared = parameters.declared(path)
+    except LabkitError:  # the file is not saved yet, or does not exist
         return path.name, {}
-    values = {name: main.get(name, each.default) for name, each in known.items()}
+    values = {name: main.get(name, parameter.default) for name, parameter in declared.items()}
     return path.name, {name: value for name, value in values.items() if _is_json(value)}
 
 
@@ -286,81 +293,84 @@ def _is_json(value: object) -> bool:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A number, a truth, a text, None, or a list of numbers."""
-    if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # TensorFlow's
+    """Return a value as a number, a boolean, a text, None, or a list of numbers."""
+    if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # a TensorFlow tensor
         value = value.numpy()
-    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's, PyTorch's, pandas's
+    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy, PyTorch or pandas
     if isinstance(value, tuple | list):
-        numbers = [_plain(name, each) for each in value]
+        numbers = [_plain(name, element) for element in value]
         if numbers and all(number is None or is_number(number) for number in numbers):
             return numbers
     elif value is None or isinstance(value, bool | int | float | str):
         return scrub(value) if isinstance(value, str) else value
     raise InvalidInput(
-        f"{name}={short(value)} is no number, truth or text, nor a list of numbers (a curve)"
+        f"{name}={short(value)} is not a number, a boolean, a text, or a list of numbers (a curve)"
     )
 
 
 def _ended_by() -> BaseException | None:
-    """The error that has ended this process's notebook or script; of a session of cells, none."""
+    """Return the exception that ended this notebook or script; None: it ended without error.
+
+    An interactive session ends without error, because it continues after the error of a cell.
+    """
     error = getattr(sys, "last_value", None) or _exit
     if _shell() is not None:
-        # An error of one cell ends a job, and nothing where a person goes on.
+        # An error of a cell ends a job; an interactive session continues.
         error = _last_error if os.environ.get("LABKIT_JOB") else None
     return None if isinstance(error, SystemExit) and not error.code else error
 
 
-_last_error: BaseException | None = None  # of the last cell
-_exit: SystemExit | None = None  # of a script; Python forgets it before it calls `_end`
+_last_error: BaseException | None = None  # error of the last executed cell
+_exit: SystemExit | None = None  # SystemExit of a script; Python drops it before `_end` runs
 
 
-def _listen() -> None:
-    """Hear of cells, or of the exit of a script."""
+def _register_hooks() -> None:
+    """Register hooks that note the start and end of each cell, or the exit of a script."""
     if shell := _shell():
-        if not os.environ.get("LABKIT_JOB"):  # whose parameters are those that it was started with
-            shell.events.register("pre_run_cell", _before)
-        shell.events.register("post_run_cell", _note)
-    elif sys.exit is not _leave:
-        sys.exit = _leave
+        if not os.environ.get("LABKIT_JOB"):  # the parameters of a job never change
+            shell.events.register("pre_run_cell", _note_cell_start)
+        shell.events.register("post_run_cell", _note_cell_end)
+    elif sys.exit is not _exit_with_record:
+        sys.exit = _exit_with_record
 
 
-def _leave(
+def _exit_with_record(
     code: int | str | None = None, /, *, plain: Callable[..., NoReturn] = sys.exit
 ) -> NoReturn:
-    """`sys.exit`, remembered: no other trace is left of how a script ended by it."""
+    """Store the exit code and call `sys.exit`; Python itself does not keep the code."""
     global _exit
     if threading.current_thread() is threading.main_thread():
         _exit = SystemExit(code)
     plain(code)
 
 
-def _before(cell: ExecutionInfo) -> None:
+def _note_cell_start(cell: ExecutionInfo) -> None:
     for log in _LOGS.values():
         log.note(str(cell.raw_cell))
 
 
-def _names_set(cell: str) -> set[str]:
-    """The names to which a cell assigns outside functions, loops and conditions."""
+def _assigned_names(cell: str) -> set[str]:
+    """Return the names that a cell assigns outside functions, loops and conditions."""
     shell = _shell()
     try:
         body = ast.parse(shell.transform_cell(cell) if shell else cell).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel will say so
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel reports the error
         return set()
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def _note(cell: ExecutionResult) -> None:
+def _note_cell_end(cell: ExecutionResult) -> None:
     global _last_error
     _last_error = cell.error_before_exec or cell.error_in_exec
-    # The kernel may not come to its end: all of a cell is kept when the cell is over.
+    # Values are written after each cell, because the kernel may be killed at any time.
     for log in _LOGS.values():
         log.write()
 
 
 def _shell() -> InteractiveShell | None:
-    """IPython's, where this is a notebook's kernel."""
+    """Return the IPython shell of a notebook's kernel; None in a script."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython

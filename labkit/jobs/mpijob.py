@@ -1,6 +1,6 @@
-"""A notebook as an MPIJob of Kubernetes, as Kubeflow's mpi-operator runs it.
+"""A notebook as a Kubernetes MPIJob for Kubeflow's mpi-operator.
 
-Its schema: https://github.com/kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml.
+Schema: https://github.com/kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from labkit.jobs.parameters import Values
 if TYPE_CHECKING:
     import yaml
 
-HOST_FILE = "/etc/mpi/hostfile"  # which the operator writes, a line `name slots=n` a worker
-# Hosts of Kubernetes have long names, which Open MPI would cut at the first point.
+HOST_FILE = "/etc/mpi/hostfile"  # written by the operator: one line `name slots=n` per worker pod
+
+# Kubernetes host names are long; by default, Open MPI would cut them at the first dot.
 VARIABLES = {
     "LABKIT_LAUNCHER": "hosts",
     "LABKIT_HOSTS": HOST_FILE,
     "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
 }
-FOLDER = "/labkit/job"  # of a pod, where the launcher begins
-PATIENCE = 300  # seconds that all workers together get
-LARGEST_MAP = 2**20  # bytes that a ConfigMap holds
+FOLDER = "/labkit/job"  # working folder of the launcher in its pod
+PATIENCE = 300  # seconds until all workers must be reachable
+LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
 
-# Names come later than pods, and sshd later than names; mpiexec waits for neither.
+# Host names appear after the pods start, and sshd starts even later; mpiexec waits for neither.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{
@@ -54,26 +55,29 @@ done
 _HEAD = """\
 # {notebook} as an MPIJob (kubeflow.org/v2beta1), which needs Kubeflow's mpi-operator:
 #     kubectl apply -f FILE
-# Written by `labkit kubernetes`, and not run there. {kept}.
+# Written by `labkit kubernetes`, which does not run it. {kept}.
 """
-_CLAIMED = "Runs are kept in the volume {claim}, which the launcher mounts"
-_LOST = "Runs end with the launcher's pod: `labkit kubernetes --claim` keeps them in a volume"
+_CLAIMED = "The launcher mounts the volume {claim}, which keeps the runs"
+_LOST = "Runs are lost with the launcher's pod: `labkit kubernetes --claim` keeps them in a volume"
 
 
 @dataclass(frozen=True)
 class MPIJob:
-    """What is asked for.
+    """The description of an MPIJob that runs a notebook.
 
     Attributes:
-        notebook, values: what runs, with these parameters.
-        workers: pods beside the launcher's; slots: ranks in each.
-        image: of all pods, as `labkit container` makes one.
-        name: of the job; "": the notebook's.
-        namespace: of the cluster's; "": the default.
-        claim: a volume for the runs, which the launcher mounts; "": they end with its pod.
+        notebook, values: Notebook to run, and its parameters.
+        workers: Number of pods in addition to the launcher's pod; None: as many as the notebook's
+            ranks need.
+        slots: Maximum number of ranks per pod.
+        image: Container image of all pods, as `labkit container` describes it.
+        name: Name of the job; "": the notebook's name.
+        namespace: Kubernetes namespace; "": the default namespace.
+        claim: Name of the volume claim in which the runs are stored; "": the runs are lost with the
+            launcher's pod.
 
     Raises:
-        InvalidInput: what the operator, or the notebook, would refuse.
+        InvalidInput: The operator or the notebook would reject a value.
     """
 
     notebook: Path
@@ -86,44 +90,46 @@ class MPIJob:
     claim: str = ""
 
     def __post_init__(self) -> None:
-        ranks = estimate.workers_of(self.notebook, parameters.check(self.notebook, self.values))
+        ranks = estimate.workers_of(
+            self.notebook, parameters.validate_values(self.notebook, self.values)
+        )
         pods = -(-ranks // self.slots) if self.workers is None else self.workers
         if ranks > pods * self.slots:
             raise InvalidInput(
-                f"{self.notebook.name} asks for {plural(ranks, 'rank')}, and "
-                f"{pods} × {self.slots} have a place; give more --workers or --slots"
+                f"{self.notebook.name} asks for {plural(ranks, 'rank')}, but "
+                f"{pods} × {self.slots} slots exist; give more --workers or --slots"
             )
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
-        # The operator looks at the name that the last worker gets.
-        names.LABEL.check(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
-        names.IMAGE.check(self.image, "--image")
-        names.KEY.check(self._file, "the notebook's name")
+        # The operator checks the longest name, which is the name of the last worker.
+        names.LABEL.validate(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
+        names.IMAGE.validate(self.image, "--image")
+        names.KEY.validate(self._file, "the notebook's name")
         if self.namespace:
-            names.LABEL.check(self.namespace, "--namespace")
+            names.LABEL.validate(self.namespace, "--namespace")
         if self.claim:
-            names.SUBDOMAIN.check(self.claim, "--claim")
+            names.SUBDOMAIN.validate(self.claim, "--claim")
         if any("\0" in str(value) for value in self.values.values()):
             raise InvalidInput(
-                "a parameter holds the character NUL, which no command can; leave it out"
+                "a parameter holds the character NUL, which commands cannot hold; remove it"
             )
 
     @property
     def text(self) -> str:
-        """The file for `kubectl apply`: the notebook, and the job that runs it."""
+        """The YAML input of `kubectl apply`: the notebook, and the MPIJob that runs it."""
         import yaml
 
         class Readable(yaml.SafeDumper):
-            """Writes texts of several lines as they are."""
+            """A YAML writer that writes a text of several lines as a block of lines."""
 
-        Readable.add_representer(str, _readable)
-        kept = _CLAIMED.format(claim=self.claim) if self.claim else _LOST
-        head = _HEAD.format(notebook=self.notebook.name, kept=kept)
+        Readable.add_representer(str, _represent_text)
+        runs_note = _CLAIMED.format(claim=self.claim) if self.claim else _LOST
+        head = _HEAD.format(notebook=self.notebook.name, kept=runs_note)
         return head + yaml.dump_all(self.documents(), Dumper=Readable, sort_keys=False)
 
     def documents(self) -> list[dict[str, JSON]]:
-        """The ConfigMap that holds the notebook, and the MPIJob."""
+        """Return two Kubernetes objects: the ConfigMap with the notebook, and the MPIJob."""
         text = cells.text(self.notebook)
         if len(text.encode()) > LARGEST_MAP:
             raise InvalidInput(
@@ -145,7 +151,7 @@ class MPIJob:
     def _spec(self) -> dict[str, JSON]:
         return {
             "slotsPerWorker": self.slots,
-            # Results are whole or none: a second attempt would be another run.
+            # A failed job is not repeated, because a second attempt would be another run.
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
             "mpiReplicaSpecs": {
                 "Launcher": self._replica(1, ["sh", "-euc", self._script()], launcher=True),
@@ -162,30 +168,37 @@ class MPIJob:
     def _replica(
         self, count: int | None, command: list[str], launcher: bool = False
     ) -> dict[str, JSON]:
-        # Ranks of a pod share gradients in memory, of which a pod has 64 MiB by itself.
+        # Ranks of a pod share gradients in /dev/shm, which has only 64 MiB by default.
         volumes: dict[str, dict[str, JSON]] = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}}
         container: dict[str, JSON] = {"name": "labkit", "image": self.image}
         container |= {"command": [*command]}
         if launcher:
             volumes[f"{FOLDER}/notebook"] = {"configMap": {"name": self.name}}
             if self.claim:
-                kept_in: dict[str, JSON] = {"claimName": self.claim}
-                volumes[f"{FOLDER}/runs"] = {"persistentVolumeClaim": kept_in}
+                claim_source: dict[str, JSON] = {"claimName": self.claim}
+                volumes[f"{FOLDER}/runs"] = {"persistentVolumeClaim": claim_source}
             env: list[JSON] = [{"name": n, "value": value} for n, value in VARIABLES.items()]
             container |= {"workingDir": FOLDER, "env": env}
-        named = {place: Path(place).name for place in volumes}
-        container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in named.items()]
-        kept: list[JSON] = [{"name": named[place]} | volume for place, volume in volumes.items()]
-        pod: dict[str, JSON] = {"containers": [container], "volumes": kept}
+        volume_names = {place: Path(place).name for place in volumes}
+        container["volumeMounts"] = [{"name": n, "mountPath": p} for p, n in volume_names.items()]
+        pod_volumes: list[JSON] = [
+            {"name": volume_names[place]} | volume for place, volume in volumes.items()
+        ]
+        pod: dict[str, JSON] = {"containers": [container], "volumes": pod_volumes}
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
 
 
 def waiting(hosts: str, patience: int) -> str:
-    """Lines of a shell that wait until each host of a file has an address and answers ssh."""
+    """Return shell code that waits until each host in a file has an address and answers ssh.
+
+    Args:
+        hosts: Path of the host file.
+        patience: Maximum waiting time, s.
+    """
     return _AWAIT.format(hosts=hosts, patience=patience)
 
 
-def _readable(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
     )

@@ -1,4 +1,4 @@
-"""One notebook as a job: checked, executed in a process of its own, recorded honestly."""
+"""Execution of one notebook as a job: in a separate process, with validated parameters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG
 from labkit.records import store
-from labkit.records.checkpoints import RESUMES
-from labkit.records.endings import by_whom, described
+from labkit.records.checkpoints import RESUME_VARIABLE
+from labkit.records.endings import describe_exit, interruption_text
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: its record's folder, state (store.STATES), cause and first failing rank."""
+    """The result of a job: its folder, state (store.STATES), cause and first failing rank."""
 
     path: Path
     state: str
@@ -34,51 +34,52 @@ class JobResult:
 
 def execute(
     notebook: Path | str,
-    given: parameters.Values | None = None,
+    parameter_values: parameters.Values | None = None,
     root: Path | str = "runs",
-    begun: Callable[[Path], None] = lambda path: None,
+    on_start: Callable[[Path], None] = lambda path: None,
     resume: bool = False,
 ) -> JobResult:
     """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
-    Its output shows in the terminal as it comes; its runs lie in the job's folder (LABKIT_JOB). It
-    works in the caller's folder, as papermill does. The notebook itself is never changed. Ctrl-C
-    interrupts the cell that runs and so lets it clean up; a second one ends the job at once.
+    The terminal shows the output as it arrives. The runs are stored in the job's folder
+    (LABKIT_JOB). As with papermill, the working folder is the caller's folder. The notebook file
+    itself never changes. Ctrl-C interrupts the running cell, which can clean up; a second Ctrl-C
+    kills the job.
 
     Args:
-        notebook: path of an .ipynb file.
-        given: parameters; texts are converted to the declared types.
-        root: folder of all runs.
-        begun: told the job's folder at its start.
-        resume: in the folder of the newest job with these parameters, if it was interrupted or
-            failed: what it has run is not run again, and what was broken off goes on from its
-            newest checkpoint.
+        notebook: Path of an .ipynb file.
+        parameter_values: Parameters by name; texts are converted to the declared types.
+        root: Folder of all runs.
+        on_start: Function that receives the job's folder when the job has started.
+        resume: Whether to continue the newest job with these parameters, if that job was
+            interrupted or failed. Completed runs are not repeated; an incomplete run continues from
+            its newest checkpoint.
 
     Raises:
-        InvalidInput: the parameters break the notebook's contract; nothing was started.
+        InvalidInput: The parameters violate the notebook's declarations; no process was started.
     """
     notebook = Path(notebook)
-    values = parameters.check(notebook, given or {})
+    values = parameters.validate_values(notebook, parameter_values or {})
     require_loopback()
     job = start(notebook, values, root, resume=resume)
-    begun(job.path)
+    on_start(job.path)
     while True:
         try:
             return job.result()
         except KeyboardInterrupt as error:
-            # The loop goes on: the record of an interrupted job is waited for, too.
-            job.interrupt(by_whom(error))
+            # The loop continues, because an interrupted job also writes a record.
+            job.interrupt(interruption_text(error))
 
 
-class Job:
-    """A notebook that executes in a process of its own.
+class NotebookJob:
+    """A notebook that executes in a separate process.
 
     Args:
-        path: the job's folder.
-        process: executes it; it ends when its input does.
+        path: Folder of the job.
+        process: Process that executes the notebook; it ends when its standard input closes.
 
     Attributes:
-        interrupted: by what, if it was.
+        interrupted: Cause of the interruption; None: the job was not interrupted.
     """
 
     def __init__(self, path: Path, process: subprocess.Popen[bytes] | Fork) -> None:
@@ -86,54 +87,53 @@ class Job:
         self.interrupted: str | None = None
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the job has ended."""
         return self.process.poll() is not None
 
     @property
     def in_order(self) -> bool:
-        """Whether the notebook ended by itself: then no rank is left that works for it."""
+        """Whether the notebook ended by itself, so that no rank still computes for it."""
         return self.process.poll() in (0, CELL_FAILED)
 
     def interrupt(self, cause: str = "interrupted by the user") -> None:
-        """Let the cell that runs clean up, and then end; the second time, end at once."""
+        """Interrupt the running cell, which can clean up; a second call kills the process."""
         if self.interrupted:
             self.kill(self.interrupted)
         else:
             self.interrupted = cause
-            assert self.process.stdin is not None  # for the type checker: a pipe was asked for
-            with suppress(BrokenPipeError):  # it has just ended
+            assert self.process.stdin is not None  # for the type checker: the call requests a pipe
+            with suppress(BrokenPipeError):  # the process has ended at this moment
                 os.write(self.process.stdin.fileno(), cause.encode())
             self._close()
 
     def kill(self, cause: str) -> None:
-        """End it at once; its kernel notices."""
+        """Kill the process; its kernel detects this and ends."""
         self.interrupted = cause
         self.process.kill()
 
     def result(self) -> JobResult:
-        """Wait for its end; read the record that it left.
+        """Wait for the end of the process, and return its recorded result.
 
-        Where it could not write one, what is known is written.
+        If the process could not record how it ended, this method records what is known.
         """
         code = self.process.wait()
         self._close()
-        # Read as it is written: `read_status` would call a dead process interrupted, whatever ended
-        # it.
+        # The file is read directly: `read_status` would report every dead process as interrupted.
         status = store.read_json(self.path / "status.json")
-        left = status["state"] in ("queued", "running")
-        if left and not store.kept_elsewhere(self.path, status):
+        is_unfinished = status["state"] in ("queued", "running")
+        if is_unfinished and not store.fallback_status(self.path, status):
             if self.interrupted:
                 store.interrupt(self.path, self.interrupted)
             else:
-                store.fail(self.path, described("the process of the notebook", code).message)
-        if code < 0:  # then nobody else says how its runs ended
+                store.fail(self.path, describe_exit("the process of the notebook", code).message)
+        if code < 0:  # a killed process has not recorded the ends of its runs
             store.end_orphans(self.path, store.read_status(self.path)["cause"])
-        _clean(self.path / LOG)
+        _clean_log(self.path / LOG)
         status = store.read_status(self.path)
         return JobResult(self.path, status["state"], status["cause"], status["rank"])
 
     def _close(self) -> None:
-        assert self.process.stdin is not None  # for the type checker: a pipe was asked for
+        assert self.process.stdin is not None  # for the type checker: the call requests a pipe
         self.process.stdin.close()
 
 
@@ -141,39 +141,42 @@ def start(
     notebook: Path,
     values: parameters.Values,
     root: Path | str,
-    shown: bool = True,
+    show: bool = True,
     resume: bool = False,
-) -> Job:
-    """Execute a notebook in a fresh process, in a new folder of the folder of all runs.
+) -> NotebookJob:
+    """Execute a notebook in a new process, in a new folder below the folder of all runs.
 
     Args:
-        notebook: path of an .ipynb file.
-        values: parameters, checked.
-        root: folder of all runs.
-        shown: whether its output shows where that of this process does.
-        resume: see `execute`.
+        notebook: Path of an .ipynb file.
+        values: Validated parameters.
+        root: Folder of all runs.
+        show: Whether the notebook's output also goes to the output of this process.
+        resume: Whether to continue an unfinished job, see `execute`.
     """
-    again = store.unfinished_job(root, notebook, values) if resume else None
-    path = again or store.new_job_directory(root, notebook, values)
-    # Not a pipe: nobody would empty it, and a full one stops the notebook.
-    output = None if shown else subprocess.DEVNULL
-    own = {"LABKIT_JOB": str(path.resolve()), imports.VARIABLE: imports.of_notebook(notebook)}
-    # -P: no file beside the caller may stand in for a module. A session of its own: Ctrl-C in
-    # the terminal reaches this process alone, which passes it on by closing the pipe; the pipe
-    # also closes when this process is killed, so that no job is left behind.
+    unfinished = store.unfinished_job(root, notebook, values) if resume else None
+    path = unfinished or store.new_job_directory(root, notebook, values)
+    # The output is not a pipe: no process would read it, and a full pipe blocks the notebook.
+    output = None if show else subprocess.DEVNULL
+    job_environment = {
+        "LABKIT_JOB": str(path.resolve()),
+        imports.VARIABLE: imports.notebook_folders(notebook),
+    }
+    # With -P, no file in the caller's folder can replace a module. In a separate session, the job
+    # does not receive Ctrl-C; this process receives it and closes the pipe to the job. The pipe
+    # also closes when this process is killed, so that no job remains.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
-        env=os.environ | own | ({RESUMES: "1"} if again else {}),
+        env=os.environ | job_environment | ({RESUME_VARIABLE: "1"} if unfinished else {}),
         start_new_session=True,
     )
-    return Job(path, process)
+    return NotebookJob(path, process)
 
 
-def _clean(log: Path) -> None:
-    """Keep what a process said beside its notebook's outputs, if anything, without paths."""
+def _clean_log(log: Path) -> None:
+    """Remove paths of this machine from the log of a process; delete an empty log."""
     try:
         text = read_file(log, root=log.parents[1]).decode(errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The contract of a notebook's parameters cell, checked before a kernel starts."""
+"""The parameters cell of a notebook, validated before a kernel starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,8 +22,8 @@ from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.nearest import listed
 from labkit.common.safe_json import NotPlain
 from labkit.jobs import annotation_types, cells
-from labkit.jobs.inference import UNTYPED, infer
 from labkit.jobs.python_source import python_source
+from labkit.jobs.type_inference import UNTYPED, infer
 from labkit.records.safe_yaml import read_plain
 
 if TYPE_CHECKING:
@@ -30,24 +31,25 @@ if TYPE_CHECKING:
 
 
 class Unknown:
-    """The default of a parameter whose value only the kernel can compute."""
+    """The type of `UNKNOWN`, the default of a parameter that only the kernel can compute."""
 
 
 UNKNOWN = Unknown()
 _LOGS = re.compile(r"\b(lk|labkit)\.log\(|\bimport log\b|\bglue\(")
-# JSON has no infinite number: records hold "Infinity".
+# JSON has no infinite numbers, so records hold the text "Infinity" instead.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _NOT_FINITE = re.compile(r"[-+]?(inf|infinity|nan)", re.IGNORECASE)
 _CELL_MAGIC = re.compile(r"\s*%%(\w+).*\n?")
-_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose rest is Python
+_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose cell contains Python
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class NotebookParameter:
     """One assignment of a parameters cell: `workers: int = 2  # ranks`.
 
-    `own` says that its notebook logs its runs itself: then `model` may be anything.
+    `own` is True if the notebook logs its own runs. Parameters such as `model` may then have values
+    that are not valid for an Experiment.
     """
 
     name: str
@@ -57,9 +59,9 @@ class Parameter:
     declaration: str
     own: bool = False
 
-    @property
+    @cached_property
     def type(self) -> TypeAdapter[JSON]:
-        """What checks and converts values; a type that cannot be read raises InvalidInput."""
+        """The pydantic adapter of the declared type; an unreadable type raises InvalidInput."""
         try:
             return TypeAdapter(annotation_types.read(self.annotation or "Any"), config=_CONFIG)
         except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
@@ -69,18 +71,18 @@ class Parameter:
             ) from error
 
     def convert(self, value: JSON) -> JSON:
-        """The value as the declared type; text is read by that type: "true" for bool is True.
+        """Return a value as the declared type; a text is parsed: for bool, "true" is True.
 
         Raises:
-            InvalidInput: the value is not of the type.
+            InvalidInput: The value does not have the declared type.
         """
-        # A value of a record that is read again has texts of what JSON has not: "Infinity".
-        both = [(value, True), (value, False)]
-        readings = _readings(value) if isinstance(value, str) else both
+        # Recorded values contain texts such as "Infinity" for numbers that JSON lacks.
+        unparsed = [(value, True), (value, False)]
+        readings = _readings(value) if isinstance(value, str) else unparsed
         kind = self.type
         if self.annotation == UNTYPED and isinstance(readings[0][0], str):
             raise InvalidInput(
-                f"labkit cannot tell the type of {self.name} from `{self.declaration}`, so that "
+                f"labkit cannot tell the type of {self.name} from `{self.declaration}`, so "
                 f"{value!r} may be a text or another value: annotate it, as in "
                 f"`{self.name}: str = …`"
             )
@@ -95,16 +97,18 @@ class Parameter:
             )
         for reading, strict in readings:
             try:
-                # As JSON: a list may stand for a tuple, but True is no int and 2.0 neither.
+                # Validation follows JSON: a list is valid as a tuple, but True and 2.0 are not
+                # valid as int.
                 checked = _validate(kind, reading, strict)
                 converted: JSON = json.loads(kind.dump_json(checked))
-                # What the record holds must mean the same: "Infinity" is a text to `float | str`.
+                # The recorded value must have the same meaning: `float | str` reads "Infinity" as a
+                # text.
                 same = self.source(converted) == python_source(checked)
                 if same and (strict or isinstance(value, str) or _equal(converted, value)):
                     return converted
-            except ValueError:  # pydantic's errors are some
+            except ValueError:  # pydantic's errors are ValueErrors
                 continue
-        # The declaration lists the choices: once is enough.
+        # The declaration lists the choices of a Literal, so the message does not repeat them.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
             f"{self.name} = {short(value)} is not {named}: "
@@ -112,89 +116,91 @@ class Parameter:
         )
 
     def source(self, value: JSON) -> str:
-        """Python that makes a converted value: `(28, 28)` of a tuple, which JSON has as a list."""
+        """Return Python source of a converted value; a JSON list may become a tuple, `(28, 28)`."""
         return python_source(_validate(self.type, value, strict=False))
 
 
 def _equal(value: JSON, other: JSON) -> bool:
-    """Whether two values are the same in JSON, where True is not 1, nor 1.0."""
+    """Return whether two values are equal in JSON, where True, 1 and 1.0 differ."""
     return json.dumps(value) == json.dumps(other)
 
 
 def _validate(kind: TypeAdapter[JSON], value: object, strict: bool) -> JSON:
     try:
         text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):  # of Python, not of JSON: a date, a path, an infinite number
+    except (TypeError, ValueError):  # a value without JSON form: a date, a path, an infinite number
         return kind.validate_python(value, strict=True)
     return kind.validate_json(text, strict=strict)
 
 
-Known: TypeAlias = Mapping[str, Parameter]  # what a notebook declares, by name
+Known: TypeAlias = Mapping[str, NotebookParameter]  # declared parameters, by name
 
 
-def declared(notebook: Path) -> dict[str, Parameter]:
-    """The parameters of a notebook, in order: the assignments in its cell tagged `parameters`.
+def declared(notebook: Path) -> dict[str, NotebookParameter]:
+    """Return a notebook's parameters: the assignments of its cell tagged `parameters`, in order.
 
     Raises:
-        InvalidInput: there is no such notebook, or its cell is not Python.
+        InvalidInput: The notebook is missing, or its parameters cell is not Python.
     """
-    found = cells.read(notebook)
-    tagged = [cell for cell in found if "parameters" in cell.tags]
-    # papermill puts the given values behind the first, whatever it is: a later one would undo them.
+    all_cells = cells.read(notebook)
+    tagged = [cell for cell in all_cells if "parameters" in cell.tags]
+    # papermill inserts the values after the first tagged cell; a later tagged cell would undo them.
     if len(tagged) > 1 or any(cell.kind != "code" for cell in tagged):
         kinds_found = " and ".join(f"a {cell.kind} cell" for cell in tagged[:3])
         raise InvalidInput(
             f"{notebook.name} has the tag `parameters` on {kinds_found}; keep it on one code cell"
         )
-    code = "\n".join(cell.source for cell in found if cell.kind == "code")
-    own = _LOGS.search(code) is not None and "Experiment" not in code
+    code = "\n".join(cell.source for cell in all_cells if cell.kind == "code")
+    logs_itself = _LOGS.search(code) is not None and "Experiment" not in code
     try:
         known = parse(tagged[0].source) if tagged else {}
-        return {name: replace(each, own=own) for name, each in known.items()}
+        return {name: replace(parameter, own=logs_itself) for name, parameter in known.items()}
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
-        reason = str(error) or type(error).__name__  # the last two: brackets in brackets
+        reason = str(error) or type(error).__name__  # an error about nesting may have no text
         raise InvalidInput(f"the parameters cell of {notebook} is not Python: {reason}") from error
 
 
-def parse(source: str) -> dict[str, Parameter]:
-    """Read annotated, commented assignments; other statements are left to the kernel."""
+def parse(source: str) -> dict[str, NotebookParameter]:
+    """Return a cell's assignments as parameters; only the kernel executes other statements."""
     source = _plain_python(source)
-    # Python's parser drops comments; its tokens have them, by line.
+    # Python's parser drops comments, so the tokenizer supplies them, by line number.
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, NotebookParameter] = {}
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if not (isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name)):
             continue
-        if value is None:  # `workers: int` alone gives the notebook no value to start from
+        if value is None:  # a bare annotation, `workers: int`, has no value
             continue
         annotation = _annotation(node) if isinstance(node, ast.AnnAssign) else "Final"
-        if annotation.split(".")[-1] == "Final":  # of what the default is
-            annotation = infer(value, {name: each.annotation for name, each in found.items()})
+        if annotation.split(".")[-1] == "Final":  # the type is inferred from the default
+            annotation = infer(
+                value, {name: parameter.annotation for name, parameter in parameters.items()}
+            )
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
-        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # of several lines, as one
+        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # format a list of several lines as one line
         declaration = f"{text}  # {help}" if help else text
         default = _default(value)
-        found[target.id] = Parameter(target.id, annotation, default, help, declaration)
-    return found
+        parameters[target.id] = NotebookParameter(target.id, annotation, default, help, declaration)
+    return parameters
 
 
 def _annotation(node: ast.AnnAssign) -> str:
-    if isinstance(node.annotation, ast.Constant):  # `workers: "int" = 2`
+    if isinstance(node.annotation, ast.Constant):  # in quotes: `workers: "int" = 2`
         return str(node.annotation.value)
     return ast.unparse(node.annotation)
 
 
 def _plain_python(source: str) -> str:
-    """A cell as Python: magics and shell lines as the calls that IPython makes of them."""
+    """Return a cell as Python: magics and shell lines become calls of IPython's functions."""
     while match := _CELL_MAGIC.match(source):
-        # The other cell magics have a language, or a place, of their own.
+        # Other cell magics contain another language, or run in another process.
         source = source[match.end() :] if match[1] in _TRANSPARENT else ""
     try:
         ast.parse(source)
@@ -206,54 +212,68 @@ def _plain_python(source: str) -> str:
 
 
 def _default(node: ast.expr) -> JSON | Unknown:
-    """The value of a literal that JSON has, too."""
+    """Return the value of a literal that JSON can hold; otherwise UNKNOWN."""
     try:
         value: JSON = ast.literal_eval(node)
         json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, MemoryError, RecursionError):  # `{[]: 1}`, `-"a"`, too deep
+    except (ValueError, TypeError, MemoryError, RecursionError):  # not a literal: `{[]: 1}`, `-"a"`
         return UNKNOWN
     return value
 
 
-def check(notebook: Path, given: Values, known: Known | None = None) -> dict[str, JSON]:
-    """The given parameters, converted to what the notebook declares, or one sentence why not.
+def validate_values(
+    notebook: Path, raw_values: Values, declarations: Known | None = None
+) -> dict[str, JSON]:
+    """Return the given parameters, converted to the types that the notebook declares.
 
-    A parameter with the name of an Experiment's field must be possible for that field (unless it is
-    a choice whose default is not); a list of values, for each of its items. So the rules stand in
-    one place, the Experiment. `known` is what the notebook declares, where that has been read.
+    A parameter with the name of an Experiment field must be valid for that field. If the value is a
+    list, each item must be valid. Literal parameters whose default is not a valid field value are
+    exempt. Thus Experiment alone defines the rules. `declarations` holds the declared parameters;
+    None: they are read from the notebook.
 
     Raises:
-        InvalidInput: an unknown name, a wrong type, an impossible value.
+        InvalidInput: A name is unknown, a type is wrong, or a value is not allowed.
     """
-    if known is None:
-        known, given = declared(notebook), given or _injected_values(notebook)
-    # Python reads names so, and a keyboard may write an ö as two letters.
-    given = {unicodedata.normalize("NFKC", name): value for name, value in given.items()}
-    check_names(notebook, given, known)
-    values = {name: known[name].convert(value) for name, value in given.items()}
-    # With the defaults: a given number of workers may not fit the batch that the notebook has.
-    defaults = {name: parameter.default for name, parameter in known.items()}
-    whole = known_values(defaults) | values
-    own = {name for name, parameter in known.items() if parameter.own or _lists_its_own(parameter)}
-    check_fields({name: value for name, value in whole.items() if name not in own})
+    if declarations is None:
+        declarations, raw_values = declared(notebook), raw_values or _injected_values(notebook)
+    # Python normalizes names, and a keyboard may write an ö as two characters.
+    raw_values = {unicodedata.normalize("NFKC", name): value for name, value in raw_values.items()}
+    check_names(notebook, raw_values, declarations)
+    values = {name: declarations[name].convert(value) for name, value in raw_values.items()}
+    # Defaults are checked, too: a given number of workers may not fit the default batch size.
+    defaults = {name: parameter.default for name, parameter in declarations.items()}
+    all_values = known_values(defaults) | values
+    unchecked = {
+        name
+        for name, parameter in declarations.items()
+        if parameter.own or _has_own_choices(parameter)
+    }
+    check_fields({name: value for name, value in all_values.items() if name not in unchecked})
     return values
 
 
 def _injected_values(notebook: Path) -> dict[str, JSON]:
-    """The values of an earlier run, which stand in a notebook that papermill has written.
+    """Return the values of an earlier run that papermill has injected into a notebook.
 
-    It replaces them where it is given new ones, and leaves them where not.
+    papermill replaces these values if it receives new ones, and otherwise leaves them unchanged.
     """
-    cell = next((each for each in cells.read(notebook) if "injected-parameters" in each.tags), None)
+    cell = next(
+        (
+            candidate
+            for candidate in cells.read(notebook)
+            if "injected-parameters" in candidate.tags
+        ),
+        None,
+    )
     if cell is None:
         return {}
     recorded = cells.papermill_parameters(notebook)
-    written = {name: each.default for name, each in parse(cell.source).items()}
-    return known_values({n: recorded.get(n, v) if v is UNKNOWN else v for n, v in written.items()})
+    injected = {name: candidate.default for name, candidate in parse(cell.source).items()}
+    return known_values({n: recorded.get(n, v) if v is UNKNOWN else v for n, v in injected.items()})
 
 
-def _lists_its_own(parameter: Parameter) -> bool:
-    """Whether its choices are the notebook's: `strategy: Literal["ring", "servers"] = "ring"`."""
+def _has_own_choices(parameter: NotebookParameter) -> bool:
+    """Return whether a Literal parameter has choices unknown to Experiment: `Literal["star"]`."""
     from labkit.experiment import Experiment
 
     if "Literal" not in parameter.annotation or parameter.name not in Experiment.model_fields:
@@ -266,29 +286,29 @@ def _lists_its_own(parameter: Parameter) -> bool:
 
 
 def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:
-    """Those values that are known before a kernel runs."""
+    """Return only the values that are known before a kernel runs."""
     return {name: value for name, value in values.items() if not isinstance(value, Unknown)}
 
 
 def largest(value: JSON | Unknown) -> int:
-    """The largest number that a parameter asks for, of ranks or threads; 1 where none is known."""
+    """Return the largest integer in a value, such as a number of ranks; 1 if it has no integer."""
     numbers = value if isinstance(value, list) else [value]
     return max((number for number in numbers if type(number) is int), default=1)
 
 
-def check_names(notebook: Path, names: Iterable[str], known: Known) -> None:
-    """Refuse a name that the notebook does not declare, with the nearest that it does."""
+def check_names(notebook: Path, names: Iterable[str], declarations: Known) -> None:
+    """Raise an error for a name that the notebook does not declare, and suggest similar names."""
     for name in names:
-        if name not in known:
+        if name not in declarations:
             raise InvalidInput(
-                f"{notebook.name} has no parameter {short(name)}{listed(name, known)}"
+                f"{notebook.name} has no parameter {short(name)}{listed(name, declarations)}"
             )
 
 
 def check_fields(values: Values) -> None:
-    """Check those values whose names are fields of Experiment, each item of a list with the rest.
+    """Validate values whose names are Experiment fields; each item of a list is tested separately.
 
-    A data set that is not there yet is fetched: better now than by ranks that wait for it.
+    A missing data set is downloaded now, so that ranks need not wait for it.
     """
     from labkit import datasets
 
@@ -300,16 +320,16 @@ def check_fields(values: Values) -> None:
 
 
 def check_possible(values: Values) -> dict[str, list[JSON]]:
-    """Check as `check_fields` does, without a look at the data; the items of each field."""
+    """Validate like `check_fields`, but without a download; return the items of each field."""
     from labkit.experiment import Experiment
 
     fields = {
-        name: value if isinstance(value, list) and not _takes_lists(name) else [value]
+        name: value if isinstance(value, list) and not _is_list_field(name) else [value]
         for name, value in values.items()
         if name in Experiment.model_fields
     }
-    # Not every combination: an item is held against the first of all others, or a sweep of four
-    # lists of ten would build ten thousand experiments before anything starts.
+    # Not all combinations are tested: an item is tested with the first items of the other fields.
+    # Otherwise, a sweep of four lists of ten values would build ten thousand experiments.
     first = {name: items[0] for name, items in fields.items() if items}
     for name, items in fields.items():
         for item in items:
@@ -317,8 +337,8 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
     return fields
 
 
-def _takes_lists(field: str) -> bool:
-    """Whether a list is one value of this field (`capacities`), not several of them (`workers`)."""
+def _is_list_field(field: str) -> bool:
+    """Return whether a single value of an Experiment field is a list, unlike for `workers`."""
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
@@ -326,15 +346,15 @@ def _takes_lists(field: str) -> bool:
     items = [
         typing.get_args(kind)[0] for kind in annotation_types if typing.get_origin(kind) is tuple
     ]
-    # tuple[Any, ...] stands for arrays, which no parameters cell holds.
+    # tuple[Any, ...] stands for arrays, which a parameters cell cannot hold.
     return any(item is not typing.Any for item in items)
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """Return the text of a file.
 
     Raises:
-        InvalidInput: it cannot be read.
+        InvalidInput: The file is unreadable.
     """
     try:
         return path.read_text()
@@ -344,10 +364,10 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(text: str, origin: str) -> dict[str, JSON]:
-    """A mapping from YAML; `origin` names the text in an error.
+    """Return the mapping that a YAML text describes; `origin` names the text in errors.
 
     Raises:
-        InvalidInput: the text is not YAML, or not a mapping of names to values.
+        InvalidInput: The text is not YAML, or not a mapping from names to values.
     """
     try:
         record = read_plain(text)
@@ -361,23 +381,23 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
 
 
 def value_of(text: JSON) -> JSON:
-    """What a text of the command line means where no notebook declares its type."""
+    """Return the value of a command-line text for which no notebook declares a type."""
     return _readings(text)[0][0] if isinstance(text, str) else text
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """What a text may mean, the likeliest first, and whether it must fit the type exactly."""
+    """Return possible values of a text, preferred ones first, and whether types must be exact."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
-    if text.startswith("("):  # a tuple as Python writes it
+    if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             readings.append((ast.literal_eval(text), True))
             return readings
-    for place, source in enumerate((text, f"[{text}]")):  # 1,2,4 is a list where one is declared
+    for place, source in enumerate((text, f"[{text}]")):  # a declared list may be given as 1,2,4
         try:
             value = read_plain(source)
         except NotPlain:  # a text like "a: b: c" can only be text
             continue
-        if not isinstance(value, str):  # a text means itself, quotes and all
+        if not isinstance(value, str):  # a quoted text stays as it is, with its quotes
             readings.insert(2 * place, (value, True))
-    # An empty text means itself where the type has texts, as papermill takes it.
+    # As in papermill, an empty text stays a text if the declared type allows texts.
     return readings if text else sorted(readings, key=lambda reading: reading[0] is None)

@@ -1,4 +1,4 @@
-"""Values as Python source that needs no import of the notebook's."""
+"""Parameter values as Python source that needs no imports in the notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from uuid import UUID
 
-# How a value is form again of its text; a datetime is a date, too, and stands before it.
+# Expressions that rebuild a value from its text. datetime comes before its base class date.
 _CONSTRUCTORS = {
     datetime: "__import__('datetime').datetime.fromisoformat({!r})",
     date: "__import__('datetime').date.fromisoformat({!r})",
@@ -22,7 +22,7 @@ _CONSTRUCTORS = {
 
 
 def python_source(value: object) -> str:
-    """Return an expression for a value.
+    """Return a Python expression whose value equals the given value.
 
     >>> python_source({"sizes": (3, 4), "limit": math.inf})
     "{'sizes': (3, 4), 'limit': float('inf')}"

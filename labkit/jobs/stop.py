@@ -1,4 +1,4 @@
-"""End what runs in a folder of runs: sweeps and jobs that labkit started, nothing else."""
+"""Stop the sweeps and jobs in a folder of runs that labkit started."""
 
 from __future__ import annotations
 
@@ -15,98 +15,101 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import registry, store
 
-PATIENCE = 80.0  # seconds: a cell has half of that to clean up before its kernel is killed
+PATIENCE = 80.0  # seconds until processes must end; cells have half of this time to clean up
 
 
 def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
-    """Ask every running sweep and job at and below root to end; those that have not ended.
+    """Stop all running sweeps and jobs at and below root; return folders of those still running.
 
-    A sweep ends its own members. Runs of a notebook that is open in JupyterLab are left alone: the
-    process that works on them is the notebook's. What ends is what this user's registry names for a
-    folder; what a record there names is left alone.
+    A sweep's process stops the jobs of the sweep. Runs of a notebook that is open in JupyterLab
+    continue, because the notebook's process executes them. Only processes in this user's registry
+    are stopped; a process that only a record in the folder names continues.
 
     Raises:
-        LabkitError: there is no such folder.
+        LabkitError: The folder is missing.
     """
     jobs, sweeps = find(root)
-    heard: list[str] = []
+    lines: list[str] = []
 
-    def tell(line: str) -> None:
-        heard.append(line)
+    def report(line: str) -> None:
+        lines.append(line)
         say(line)
 
-    told, left = _tell_to_end(sweeps, manifest.FILE, tell)
-    # A member that was told itself would look to its sweep like one that failed.
-    alone = [job for job in jobs if not any(sweep in job.parents for sweep in told)]
-    elements = queued(alone, tell)
-    others, refused = _tell_to_end(alone, "status.json", tell)
-    told |= others
-    left += refused
+    signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
+    # A sweep would count jobs that receive a signal from here as failed, so they are left out.
+    single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
+    elements = queued(single_jobs, report)
+    signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
+    signalled |= signalled_jobs
+    remaining += refused
     if elements:
         try:
-            left += cancel(elements, tell)
-        except LabkitError as error:  # Slurm does not answer: the processes here end all the same
-            tell(str(error))
-            left += elements.values()
-    left += _wait(told, tell)
-    if not heard:
+            remaining += cancel(elements, report)
+        except LabkitError as error:  # Slurm does not answer; local processes are still stopped
+            report(str(error))
+            remaining += elements.values()
+    remaining += _wait_for_ends(signalled, report)
+    if not lines:
         say(f"nothing runs in {root}")
-    return left
+    return remaining
 
 
-def _tell_to_end(
+def _signal_processes(
     paths: Iterable[Path], name: str, say: Callable[[str], None]
 ) -> tuple[dict[Path, store.Record], list[Path]]:
-    """Send SIGTERM to the registered process of each folder; those told, and those refused.
+    """Send SIGTERM to the registered process of each job or sweep.
 
     Args:
-        paths: folders of jobs or sweeps.
-        name: of the records that say whether these run.
-        say: is told of each that claims to run and is not ended.
+        paths: Folders of jobs or sweeps.
+        name: Name of the file in each folder that records the state.
+        say: Function that prints a message about each running job or sweep that is not stopped.
+
+    Returns:
+        Signalled processes by folder, and folders whose process this user may not end.
     """
-    told, refused = {}, []
+    signalled, refused = {}, []
     for path in sorted(paths):
         process = registry.process(path)
         if process is None:
-            # Of one whose process is not here, `labkit ls` says that it is interrupted.
-            if (claimed := _claim(path / name)) and store.is_alive(claimed):
+            # If no such process runs on this machine, `labkit ls` shows the state "interrupted".
+            if (record := _running_record(path / name)) and store.is_alive(record):
                 say(f"{path} {ELSEWHERE}")
             continue
         if not store.is_alive(process):
             continue
         try:
             psutil.Process(process["pid"]).send_signal(signal.SIGTERM)
-        except psutil.NoSuchProcess:  # it has just ended
+        except psutil.NoSuchProcess:  # the process has ended at this moment
             continue
         except psutil.AccessDenied:
-            say(f"{path}: the system does not let this user end process {process['pid']}")
+            say(f"{path}: this user has no permission to end process {process['pid']}")
             refused.append(path)
             continue
-        told[path] = process
-    return told, refused
+        signalled[path] = process
+    return signalled, refused
 
 
-def _claim(path: Path) -> store.Record | None:
-    """The record of a job or sweep that says that it runs, in a process and not in Slurm."""
+def _running_record(path: Path) -> store.Record | None:
+    """Return the record of a running job or sweep; None if it does not run, or runs in Slurm."""
     try:
         record = store.read_json(path)
-    except LabkitError:  # `labkit ls` says what is wrong with it
+    except LabkitError:  # `labkit ls` reports the damaged record
         return None
     return record if record.get("state") == "running" and "element" not in record else None
 
 
-def _wait(told: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:
-    """Wait for processes that were told to end; the folders of those that do not."""
+def _wait_for_ends(signalled: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:
+    """Wait for signalled processes; return the folders of processes that do not end in time."""
     end = time.monotonic() + PATIENCE
-    while told:
-        for path, process in list(told.items()):
+    while signalled:
+        for path, process in list(signalled.items()):
             if not store.is_alive(process):
                 say(f"stopped: {path}")
-                del told[path]
+                del signalled[path]
         if time.monotonic() > end:
             break
-        # Polled: these are no children of this process, so that nothing announces their end.
+        # These are not child processes, so the system does not report their ends.
         time.sleep(0.1)
-    for path, process in told.items():
+    for path, process in signalled.items():
         say(f"{path} does not end; its process is {process['pid']}")
-    return [*told]
+    return [*signalled]

@@ -1,4 +1,4 @@
-"""The notebook that `labkit new` writes: a question, its parameters, runs, figures, a reading."""
+"""The notebook that `labkit new` writes: question, parameters, runs, figures and summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.errors import InvalidInput, cannot_write
 from labkit.experiment import Experiment
-from labkit.jobs.parameters import Parameter
+from labkit.jobs.parameters import NotebookParameter
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 STRATEGIES = '["AllReduce", {name: AllReduce, compressor: {name: ErrorFeedback, inner: TopK}}]'
 
 _QUESTION = """\
-# Which way of training {model} on {dataset} pays?
+# Which strategy trains {model} on {dataset} best?
 
 Every strategy trains the same model on the same data from the same weights; one process alone is
 the baseline. What do you expect, and why? Write it here before you run the cells.
 """
 _PARAMETERS = """\
 workers: int = 2  # MPI ranks
-network: str | None = None  # a name of labkit.network.PRESETS, emulated; None: this machine's own
+network: str | None = None  # a name of labkit.network.PRESETS, emulated; None: the real network
 model: str = {model}  # a name of labkit.models.MODELS
-model_options: dict = {{}}  # of that model
+model_options: dict = {{}}  # options of the model
 dataset: str = {dataset}  # a name of labkit.datasets.DATASETS
-dataset_options: dict = {{}}  # of that data set
+dataset_options: dict = {{}}  # options of the data set
 strategy: list[str | dict] = [
 {strategies}
-]  # names of labkit.strategies.STRATEGIES, or mappings of a name and fields
+]  # names of labkit.strategies.STRATEGIES, or mappings of a name and its fields
 epochs: int = 5  # passes over the training data
-batch_size: int = 128  # samples of all ranks together in one step
+batch_size: int = 128  # global batch size: samples of all ranks in one step
 optimizer: str = "sgd"  # a Keras optimizer
-learning_rate: float = 0.1  # for one worker
-seed: int = 0  # of the first run
-repeats: int = 1  # seeds a run
+learning_rate: float = 0.1  # learning rate for one worker
+seed: int = 0  # seed of the first run
+repeats: int = 1  # number of seeds per run
 """
 _EXPERIMENTS = """\
 import labkit as lk
@@ -53,60 +53,61 @@ one = lk.Experiment(
 many = [one.replace(workers=workers, network=network, strategy=each) for each in strategy]
 """
 _RANKS = """\
-One cluster of MPI engines serves all runs. Before the speed of a strategy is believed, its ranks
-train 20 steps that are held against what the method promises: the *gate*.
+One cluster of MPI engines serves all runs. Before the speed of a strategy counts, its ranks train
+20 steps that are compared with the result that the method promises: the *gate*.
 """
 _RUNS = """\
 with lk.Cluster(workers=workers) as cluster:
     runs = [cluster.run(experiment) for experiment in [one, *many]]
 """
 _FIGURE = """\
-## What came out
+## Results
 
-Over *steps* the curves compare what is learned; over *seconds* they compare time to quality, which
-is what pays.
+Over *steps* the curves compare learning per update; over *seconds* they compare the time to a given
+quality, which matters in practice.
 """
-_READING = "**Reading**, made from the figures of these runs:"
+_READING = "**Summary**, computed from these runs:"
 _NEXT = """\
-**Where to turn next.** Other values: `labkit run {name} -p workers 4 -p network 1GbE`. One page
+**Next steps.** Other values: `labkit run {name} -p workers 4 -p network 1GbE`. One page
 for a colleague: `labkit report runs -o report.html`. All methods and papers: `labkit methods`.
 """
 
 
 def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str = "") -> Path:
-    """Write `<name>.ipynb`, which compares strategies on a model and a data set; nothing is run.
+    """Write `<name>.ipynb`, which compares strategies on a model and a data set; it is not run.
 
     Args:
-        name: of the notebook, or its path, with or without ".ipynb".
-        model: a name of `labkit.models.MODELS`.
-        dataset: a name of `labkit.datasets.DATASETS`.
-        strategies: as YAML: `AllReduce, {name: Pipeline, schedule: gpipe}`; default: `STRATEGIES`.
+        name: Name or path of the notebook, with or without ".ipynb".
+        model: Name in `labkit.models.MODELS`.
+        dataset: Name in `labkit.datasets.DATASETS`.
+        strategies: Strategies as YAML: `AllReduce, {name: Pipeline, schedule: gpipe}`; default:
+            `STRATEGIES`.
 
     Raises:
-        InvalidInput: there is such a file, or no such folder; a model, a data set or a strategy
-            that is not known, or does not fit the others.
+        InvalidInput: The file exists, or its folder is missing; a model, data set or strategy is
+            unknown or does not fit the others.
     """
     path = Path(name) if name.endswith(".ipynb") else Path(f"{name}.ipynb")
     kind = "list[str | dict]"
-    declared = Parameter("strategies", kind, None, "", f"strategy: {kind}")
+    declared = NotebookParameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
-    assert isinstance(chosen, list)  # for the type checker: as declared
-    # Built here, so that a strategy that cannot be is refused before a file is written.
-    for each in chosen:
-        Experiment(model=model, dataset=dataset, workers=2, strategy=each)
-    # No notebook names a folder of this machine.
+    assert isinstance(chosen, list)  # for the type checker: the declared type is a list
+    # Experiments are built here, so that an invalid strategy raises an error before a file exists.
+    for strategy in chosen:
+        Experiment(model=model, dataset=dataset, workers=2, strategy=strategy)
+    # Notebooks must not contain folder names of this machine.
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
     notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
-    # As Jupyter writes it, so that saving it there changes no other line.
+    # The text has Jupyter's format, so that Jupyter changes only edited lines when it saves.
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     try:
-        # "x": whoever has a notebook of this name keeps it, also where two commands race.
+        # Mode "x" never overwrites an existing notebook, even if two commands race.
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise InvalidInput(f"{path} is there already: give another name") from None
+        raise InvalidInput(f"{path} already exists: give another name") from None
     except OSError as error:
-        with suppress(OSError):  # a read-only disk has no half of it
+        with suppress(OSError):  # on a read-only disk, there is no partial file to remove
             path.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
     return path
@@ -126,7 +127,7 @@ def _cells(
     yield _code("lk.compare(runs)")
     yield _code("lk.table(runs)")
     yield _markdown(_READING)
-    yield _code("lk.reading(runs)", tags=["answer"])
+    yield _code("lk.summarize(runs)", tags=["answer"])
     yield _markdown(_NEXT.format(name=name))
 
 
@@ -139,7 +140,7 @@ def _code(text: str, **metadata: JSON) -> dict[str, JSON]:
 
 
 def _cell(kind: str, text: str, metadata: dict[str, JSON]) -> dict[str, JSON]:
-    """A cell; its id is made of its text, which no other cell has."""
+    """Return a notebook cell whose id is a hash of its text; no two cells have the same text."""
     name = hashlib.sha256(text.encode()).hexdigest()[:8]
     lines = text.strip("\n").splitlines(keepends=True)
     return {"cell_type": kind, "id": name, "metadata": metadata, "source": lines}
@@ -152,7 +153,7 @@ def _notebook(cells: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
 
 
 def _literal(value: JSON) -> str:
-    """A value as Python source, texts in double quotes."""
+    """Return a value as Python source, with texts in double quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):

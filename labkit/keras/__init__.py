@@ -1,12 +1,12 @@
-"""The drop-in: data parallel training of a user's own Keras model, in a script or a cell.
+"""Data-parallel training of a user's own Keras model, in a script or a notebook cell.
 
     communicator = init()
     model.compile(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1), communicator), ...)
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
-Every rank runs these lines. The mean of the gradients is taken where the optimizer applies them,
-so a `train_step` of the user's own keeps working. The losses that a model is compiled with count as
-in the whole batch, see `whole_batch`; a loss of the user's own making is a mean over rows.
+Every rank runs these lines. The optimizer averages the gradients over the ranks before it applies
+them, so a custom `train_step` works unchanged. Losses of `compile` have the values of the whole
+batch, see `whole_batch`. A loss that a custom `train_step` computes is treated as a mean over rows.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ __all__ = [
 
 
 @named_arguments()
-def init(limit: float | str = 600.0) -> Communicator:
-    """Join the ranks that mpiexec started; on GPU machines take the device of the local rank.
+def init(timeout: float | str = 600.0) -> Communicator:
+    """Join the ranks that mpiexec started, and assign one GPU to each local rank if there are GPUs.
 
     Args:
-        limit: seconds after which waiting for another rank raises.
+        timeout: Maximum seconds that a rank waits for another rank before it raises an error;
+            default: 600.
     """
-    communicator = world(limit=parse_limit(limit))
+    communicator = world(timeout=parse_limit(timeout))
     prepare_restarts(communicator)
     atexit.register(communicator.leave)
     use_one_device(communicator)
@@ -78,11 +79,11 @@ def init(limit: float | str = 600.0) -> Communicator:
 
 
 def use_one_device(communicator: Communicator) -> None:
-    """Show TensorFlow one GPU a rank of this host, with memory that grows; without GPUs nothing."""
+    """Make only one GPU visible to TensorFlow on this rank, with memory growth enabled."""
     devices = tf.config.list_physical_devices("GPU")
     if not devices:
         return
-    own = devices[communicator.local_rank % len(devices)]
-    # Both calls do nothing where that is so already, also when TensorFlow has started.
-    tf.config.set_visible_devices(own, "GPU")
-    tf.config.experimental.set_memory_growth(own, True)
+    device = devices[communicator.local_rank % len(devices)]
+    # Both calls have no effect if TensorFlow already has these settings.
+    tf.config.set_visible_devices(device, "GPU")
+    tf.config.experimental.set_memory_growth(device, True)

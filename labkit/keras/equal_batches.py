@@ -1,4 +1,4 @@
-"""Compare the global batches that ranks read: each trains its part of what must be the same."""
+"""A check that all ranks read the same global batches, because each rank trains only a part."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import Batch, optimizers, seam
-from labkit.keras.whole_batch import say_on_first
+from labkit.exchange.hooks import Batch, hooks_of, optimizers
+from labkit.keras.whole_batch import print_on_first_rank
 
-# Of one batch: for each component a list of (projection, norm), one pair a tensor.
+# The signature of a batch has one list per component (x, y, …), with a pair (projection, norm) per
+# tensor.
 Signature = list[list[tuple[float, float]]]
-KEPT = 16  # signatures, the newest
-TOLERANCE = 1e-4  # of the norm: hosts with other processors round otherwise
+KEPT = 16  # maximum number of stored signatures; the oldest are removed
+TOLERANCE = 1e-4  # relative to the norm, because processors round differently
 
-ENDLESS: WeakSet[Communicator] = WeakSet()  # whose ranks divide a dataset that has no end
+ENDLESS: WeakSet[Communicator] = WeakSet()  # communicators whose ranks shard an infinite dataset
 
 
 class _Passes:
-    """First batches of the datasets that a rank divides, by dataset and pass over it."""
+    """Signatures of the first batch that a rank reads in each pass over each dataset."""
 
     def __init__(self) -> None:
         self.datasets = 0
@@ -32,12 +33,12 @@ class _Passes:
         self.signatures: dict[tuple[int, int], Signature] = {}
 
     def begin(self) -> None:
-        """Count passes from here: what was read before is no part of the training."""
+        """Reset the count of passes, because batches read before training do not count."""
         self._counts.clear()
         self.signatures.clear()
 
     def record(self, dataset: int, signature: Signature) -> None:
-        """Note the first batch of the next pass over a dataset."""
+        """Record the signature of the first batch in the next pass over a dataset."""
         self._counts[dataset] += 1
         self.signatures[dataset, self._counts[dataset]] = signature
         if len(self.signatures) > KEPT:
@@ -48,14 +49,15 @@ _PASSES: WeakKeyDictionary[Communicator, _Passes] = WeakKeyDictionary()
 
 
 class EqualBatches(keras.callbacks.Callback):
-    """Compares over the ranks the first global batch of each epoch, in training and validation.
+    """A callback that compares the first global batch of each epoch over the ranks.
 
-    A shuffle without a seed, other files, or a generator of its own on each rank would otherwise
-    train rows twice and leave others out. Batches whose labels agree and whose features differ are
-    those of a random augmentation before `shard`: a line reports them.
+    The comparison covers training and validation. Ranks read different batches after a shuffle
+    without a seed, from different files, or from different generators. Some rows are then trained
+    twice and others never, which is an error. If only features differ, the cause is probably a
+    random augmentation before `shard`, which causes only a warning.
 
     Args:
-        communicator: the ranks.
+        communicator: Communicator of the ranks whose batches are compared.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -64,25 +66,26 @@ class EqualBatches(keras.callbacks.Callback):
         self._batches, self._is_reported = 0, False
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Count passes from the start of training; tell of an epoch that may never end."""
+        """Reset the count of passes over datasets, and warn if a sharded dataset is infinite."""
         _passes(self.communicator).begin()
         if self.communicator in ENDLESS and self.params.get("steps") is None:
-            text = "a dataset given to shard repeats for ever: give fit steps_per_epoch=…"
-            say_on_first(self.communicator, text)
+            text = "the dataset given to shard has no end: pass steps_per_epoch=… to fit"
+            print_on_first_rank(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare in this epoch, too."""
+        """Reset the count of batches, so that the first batch of this epoch is compared."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare before the second step: the first batch has been read by then."""
-        # Not behind the first step: Keras fetches the losses of every step for such a callback.
+        """Compare before the second step, because every rank has then read its first batch."""
+        # The comparison is not in on_train_batch_end, because Keras would then fetch every step's
+        # losses.
         self._batches += 1
         if self._batches == 2:
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare what has been read since, such as validation data."""
+        """Compare the first batches read since the last comparison, such as validation batches."""
         self._compare()
 
     def _compare(self) -> None:
@@ -90,32 +93,35 @@ class EqualBatches(keras.callbacks.Callback):
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
-                exchange.service.settle()  # one thread at a time
-        own = dict(_passes(self.communicator).signatures)
-        first, *others = self.communicator.allgather(own, "the comparison of batches")
+                exchange.service.settle()  # one thread at a time may call MPI
+        signatures_of_rank = dict(_passes(self.communicator).signatures)
+        first, *others = self.communicator.allgather(
+            signatures_of_rank, "the comparison of batches"
+        )
         for rank, signatures in enumerate(others, start=1):
-            # A rank may have read ahead, or read from a cache: only common passes are compared.
+            # Only passes that both ranks have recorded are compared, because a rank may prefetch or
+            # read from a cache.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
 
     def _compare_batch(self, rank: int, one: Signature, other: Signature) -> None:
         labels = slice(1 if len(one) > 1 else 0, None)
         if any(map(_differ, one[labels], other[labels])):
-            seam(self.model).clear()
+            hooks_of(self.model).clear()
             raise InvalidInput(
-                f"ranks 0 and {rank} read different batches, so rows would be trained twice or "
-                "never. Usual causes: shuffle without a seed, other files, labels drawn at random "
-                "before shard, or one rank that iterated over the dataset. Give all ranks the "
-                "same batches, or compare=False to callbacks"
+                f"ranks 0 and {rank} read different batches, so some rows would be trained twice "
+                "and others never. Usual causes: shuffle without a seed, different files, random "
+                "labels before shard, or one rank that iterated over the dataset. Give all ranks "
+                "the same batches, or pass compare=False to callbacks"
             )
         if not self._is_reported and _differ(one[0], other[0]):
             self._is_reported = True
-            text = "ranks read the same labels with different features: if that is random "
-            say_on_first(self.communicator, text + "augmentation, seed it or map it after shard")
+            text = "ranks read the same labels with different features: seed the random "
+            print_on_first_rank(self.communicator, text + "augmentation, or map it after shard")
 
 
 def record_first(communicator: Communicator) -> Callable[[tf.Tensor, Sequence[Batch]], None]:
-    """What notes the first batch of every pass over a dataset, for `EqualBatches`; traced."""
+    """Return a traceable function that records the first batch of each pass over a dataset."""
     passes = _passes(communicator)
     passes.datasets += 1
     number = passes.datasets
@@ -142,7 +148,7 @@ def _passes(communicator: Communicator) -> _Passes:
 
 
 def _project(leaf: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.Tensor:
-    """Two numbers that change with the order of a tensor's rows: a projection and the norm."""
+    """Return a projection of a tensor, which depends on the row order, and the tensor's norm."""
     values = leaf
     if isinstance(leaf, tf.RaggedTensor):
         values = leaf.flat_values
@@ -161,6 +167,6 @@ def _numbers(values: tf.Tensor) -> tf.Tensor:
 
 
 def _differ(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
-    """Whether two components of a batch have other values or another order."""
+    """Return whether a component (such as y) of two batches differs in values or row order."""
     pairs = zip(one, other, strict=False)
     return any(abs(a - b) > TOLERANCE * max(n, m) for (a, n), (b, m) in pairs)

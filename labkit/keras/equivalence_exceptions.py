@@ -1,4 +1,4 @@
-"""What differs from one process by nature, however right the exchange is: which layer, and why."""
+"""Layers and optimizers for which even exact data parallelism differs from one process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from labkit.keras.lars import LARS
 
-# Optimizers whose step depends on the sum of a word's gradients alone.
+# Optimizers whose update of a word's embedding depends only on the sum of the word's gradients.
 _ADDING = (keras.optimizers.SGD, keras.optimizers.Lion, LARS)
 
 
 @dataclass(frozen=True)
 class Division:
-    """Into what a batch is divided.
+    """The division of a batch among replicas and micro-batches.
 
     Attributes:
-        replicas: each sees rows of its own.
-        microbatches: whether each takes its rows a part at a time.
-        known: whether it is known how many rows layers see at a time.
-        synchronizes: whether a synchronized normalization sees the parts of all replicas.
+        replicas: Number of replicas, which train different rows.
+        microbatches: Whether each replica processes its rows in micro-batches.
+        known: Whether the number of rows that a layer processes at once is known.
+        synchronizes: Whether layers with synchronized=True normalize over the rows of all replicas.
     """
 
     replicas: int
@@ -30,59 +30,63 @@ class Division:
     synchronizes: bool = False
 
     @property
-    def whole(self) -> bool:
-        """Whether layers see all rows of a batch at once, as in one process."""
+    def is_whole_batch(self) -> bool:
+        """Whether each layer processes all rows of a batch at once, as in one process."""
         return self.known and self.replicas == 1 and not self.microbatches
 
 
 def why_not(model: keras.Model, divided: Division) -> str | None:
-    """Why this model's weights differ from those of one process; None: they must not."""
+    """Return why a model's weights may differ from one process; None if they cannot differ."""
     if type(model).train_step is not keras.Model.train_step:
-        return "the model has a train_step of its own, which need not be a mean over samples"
+        return "the model has a custom train_step, which need not be a mean over samples"
     for layer in model._flatten_layers():
         if reason := _of_layer(layer, divided):
             return f"layer {layer.name!r} ({type(layer).__name__}) {reason}"
     return None
 
 
-def why_words_differ(model: keras.Model) -> str | None:
-    """Why an embedding's weights may differ from plain Keras; None: they must not.
+def embedding_difference(model: keras.Model) -> str | None:
+    """Return why an embedding's weights may differ from plain Keras; None if they are equal.
 
-    Keras hands an optimizer the gradients of all occurrences of a word in a row each. Where it
-    does more with them than add, such as to square or to clip, their sum gives another step.
+    Plain Keras passes to the optimizer one gradient row for each occurrence of a word, labkit
+    passes their sum. An optimizer that squares or clips gradients then takes another step.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
-    adds = type(optimizer).update_step in (each.update_step for each in _ADDING)
-    if (adds and not clips) or optimizer.gradient_accumulation_steps:  # which are dense
+    adds = type(optimizer).update_step in (
+        optimizer_class.update_step for optimizer_class in _ADDING
+    )
+    if (
+        adds and not clips
+    ) or optimizer.gradient_accumulation_steps:  # accumulated gradients are dense
         return None
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            if layer.embeddings_regularizer is not None:  # whose gradient is dense
+            if layer.embeddings_regularizer is not None:  # a regularizer makes gradients dense
                 continue
             return (
-                f"layer {layer.name!r} (Embedding): where a word occurs several times in a batch, "
-                f"{type(optimizer).__name__} here sees the sum of its gradients, in plain Keras "
-                "each alone"
+                f"layer {layer.name!r} (Embedding): if a word occurs several times in a batch, "
+                f"{type(optimizer).__name__} here applies the sum of its gradients, in plain Keras "
+                "each gradient separately"
             )
     return None
 
 
 def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
     if draws(layer):
-        return "draws random numbers on each rank, other ones than one process"
+        return "draws random numbers on each rank, which differ from those of one process"
     if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
         if divided.microbatches:
-            return "normalises by each micro-batch, one process by the whole batch"
-        if not (divided.whole or (divided.synchronizes and layer.synchronized)):
-            return "normalises by each rank's own batch, one process by the whole one"
+            return "normalises by each micro-batch; one process normalises by the whole batch"
+        if not (divided.is_whole_batch or (divided.synchronizes and layer.synchronized)):
+            return "normalises by the batch of each rank; one process uses the whole batch"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
-        return "updates its vector once a micro-batch, in one process once a batch"
+        return "updates its vector once per micro-batch; one process does so once per batch"
     return None
 
 
 def draws_in_step(graph: tf.Graph) -> str | None:
-    """Why the weights of a traced step differ, if it draws numbers that no layer tells of."""
+    """Return why a traced step differs from one process if the step draws random numbers."""
     drawing = ("Random", "TruncatedNormal", "Multinomial")
     for operation in graph.get_operations():
         if any(kind in operation.type for kind in drawing):
@@ -91,12 +95,15 @@ def draws_in_step(graph: tf.Graph) -> str | None:
 
 
 def draws(layer: keras.layers.Layer) -> bool:
-    """Whether it draws numbers; a recurrent cell has a generator also where it drops nothing."""
+    """Return whether a layer draws random numbers in training.
+
+    A seed generator alone is no proof, because recurrent cells have one even without dropout.
+    """
     shares = [
         getattr(layer, name)
         for name in ("rate", "stddev", "dropout", "recurrent_dropout")
         if hasattr(layer, name)
     ]
-    # Augmenting layers and those of users name their generator as they like.
-    generator = any(isinstance(own, keras.random.SeedGenerator) for own in vars(layer).values())
+    # Augmentation layers and custom layers may give their generator any name.
+    generator = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return generator and (any(shares) or not shares)

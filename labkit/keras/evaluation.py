@@ -1,4 +1,4 @@
-"""Metrics and predictions of a model over the data of all ranks."""
+"""Evaluation of a model over the data of all ranks, and prediction by all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam, synchronized
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of, synchronized
 from labkit.keras.failed_fits import begin_evaluation
 from labkit.keras.whole_batch import WholeBatch
 from labkit.keras.whole_metrics import SeenByMetrics, WholeMetrics, adds_up, metrics_of
@@ -30,49 +30,54 @@ def evaluate(
     sharded: bool = False,
     **options: JSON,
 ) -> dict[str, float]:
-    """Metrics of the model over the data of all ranks; each rank brings its own part.
+    """Evaluate a model over the data of all ranks; each rank passes its own part (collective).
 
-    Metrics of the user's own see the batches of all ranks, with `sharded` joined, else those of
-    rank 0 first. Losses are means over batches, by rows. Where a batch's is no mean over rows
-    (sums, masks, weighted means), it matters which rows share a batch: with `sharded`, those of
-    all ranks' parts.
+    Custom metrics receive the batches of all ranks. With `sharded`, the ranks' parts are joined to
+    one batch; otherwise, the batches come one after the other, first those of rank 0. Losses are
+    averaged over batches, weighted by rows. If a loss is not a mean over rows (sums, masks, sample
+    weights), the result depends on which rows form a batch. With `sharded`, the parts of all ranks
+    form a batch.
 
     Args:
-        model: compiled model, with the same weights on every rank.
-        data: this rank's part, as `model.evaluate` takes it; None where a rank has none.
-        communicator: the ranks.
-        sharded: the data are what `shard` makes of global batches: every rank has as many.
-        options: passed to `model.evaluate`.
+        model: Compiled model, with the same weights on every rank.
+        data: This rank's part of the data, in a form that `model.evaluate` takes; None if the rank
+            has no data.
+        communicator: Communicator of the ranks that evaluate.
+        sharded: Whether `data` comes from `shard`, so that all ranks have equally many batches.
+        options: Further arguments of `model.evaluate`.
+
+    Returns:
+        The value of each metric over all data, by name; the same on every rank.
     """
     begin_evaluation(model, communicator)
-    have = communicator.allgather(data is not None, "evaluate")
-    if not any(have):
+    ranks_with_data = communicator.allgather(data is not None, "evaluate")
+    if not any(ranks_with_data):
         raise InvalidInput("no rank has data to evaluate on")
-    with_data = communicator.split(int(data is not None))  # elsewhere metrics may not be built
+    evaluating_ranks = communicator.split(int(data is not None))  # other ranks lack built metrics
     result: dict[str, float] = {}
     if data is not None:
-        seam(model).put_on(IgnoreEmpty(model), stays=True)
-        # Also in the middle of a fit, whose own hook comes back afterwards.
+        hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
+        # Inside a `fit`, these hooks replace the hooks of the `fit` during the evaluation.
         together = sharded and communicator.size > 1
         whole = WholeBatch(model, communicator, tests=together)
         seen = None if together else SeenByMetrics.of(model)
         updates = seen or WholeMetrics(model)
-        given = data if isinstance(data, tuple) else (data,)
-        with seam(model).instead(whole), seam(model).instead(updates):
-            # Of the class: what a callback calls is otherwise of this rank alone.
-            type(model).evaluate(model, *given, verbose=0, **options)
-        found = global_metrics(model, with_data, model.get_metrics_result, seen)
-        result = {name: float(value) for name, value in found.items()}
-    with_data.close()
-    return dict(communicator.share(result, have.index(True), "evaluate"))
+        arguments = data if isinstance(data, tuple) else (data,)
+        with hooks_of(model).replaced(whole), hooks_of(model).replaced(updates):
+            # The method of the class is called, because inside a `fit`, model.evaluate has a hook.
+            type(model).evaluate(model, *arguments, verbose=0, **options)
+        metrics = global_metrics(model, evaluating_ranks, model.get_metrics_result, seen)
+        result = {name: float(value) for name, value in metrics.items()}
+    evaluating_ranks.close()
+    return dict(communicator.broadcast_object(result, ranks_with_data.index(True), "evaluate"))
 
 
 def predict(model: keras.Model, x: Arrays, communicator: Communicator, **options: JSON) -> Arrays:
-    """The model's predictions for x, each rank computing a part; all ranks get all of them."""
+    """Predict a part of the rows of x on each rank; return all predictions on all ranks."""
     ends = cut(len(keras.tree.flatten(x)[0]), [1.0] * communicator.size)
     first, last = ends[communicator.rank], ends[communicator.rank + 1]
-    own = keras.tree.map_structure(lambda leaf: leaf[first:last], x)
-    part = model.predict(own, verbose=0, **options) if last > first else None
+    rows = keras.tree.map_structure(lambda leaf: leaf[first:last], x)
+    part = model.predict(rows, verbose=0, **options) if last > first else None
     parts = [p for p in communicator.allgather(part, "predict") if p is not None]
     joined: Arrays = keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
     return joined
@@ -82,54 +87,56 @@ def global_metrics(
     model: keras.Model,
     communicator: Communicator,
     result: Callable[[], Logs],
-    seen: SeenByMetrics | None = None,
+    counts: SeenByMetrics | None = None,
 ) -> dict[str, np.ndarray]:
-    """The result of the model's metrics over all ranks, from states that add up (collective).
+    """Return the metrics over the data of all ranks (collective).
 
     Args:
-        model: compiled; afterwards the states of its metrics are those of this rank again.
-        communicator: the ranks.
-        result: of the metrics.
-        seen: what the other metrics saw on this rank; None: they have seen whole batches.
+        model: Compiled model; afterwards its metrics have the states of this rank again.
+        communicator: Communicator of the ranks whose metric states are summed.
+        result: Function that returns the metrics from the model's metric states.
+        counts: Recorded arguments of metrics whose states cannot be summed; None if these metrics
+            received the batches of all ranks.
     """
     metrics = metrics_of(model)
     before = [(state, state.numpy()) for metric in metrics for state in metric.variables]
-    if seen is not None:
-        seen.show_all(communicator)
+    if counts is not None:
+        counts.show_all(communicator)
     states = [v for metric in metrics if adds_up(model, metric) for v in metric.variables]
     local = [state.numpy() for state in states]
     total = np.concatenate([np.zeros(0), *(np.ravel(value) for value in local)])
-    total = communicator.tally(total, "metrics")
+    total = communicator.allreduce_small(total, "metrics")
     for state, value, part in zip(
         states, local, np.split(total, np.cumsum([v.size for v in local]))[:-1], strict=True
     ):
         state.assign(part.reshape(value.shape).astype(value.dtype))
-    found = {name: np.asarray(value) for name, value in result().items()}
+    values = {name: np.asarray(value) for name, value in result().items()}
     for state, value in before:
         state.assign(value)
-    return found
+    return values
 
 
 @dataclass(frozen=True)
 class IgnoreEmpty(Hook):
-    """A batch without rows counts nothing in `model.evaluate`; it would not be a number."""
+    """A hook that ignores batches without rows in `model.evaluate`, whose mean would be NaN."""
 
     name: ClassVar[str] = "tests"
 
     model: keras.Model
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Metrics do not see a batch without rows."""
-        return leave_no_trace_if_empty(self.model, inner, data, rows)
+        """Run a test step in which a batch without rows does not change metrics."""
+        return ignore_empty_batch(self.model, inner, data, rows)
 
 
-def leave_no_trace_if_empty(
+def ignore_empty_batch(
     model: keras.Model, step: Callable[[Batch], Logs], data: Batch, rows: Rows
 ) -> Logs:
-    """One step in which a batch without rows changes neither metrics nor statistics.
+    """Run a step so that a batch without rows changes neither metrics nor statistics.
 
-    Layers never see an empty batch: a row of zeros stands in, and its gradient has no weight.
-    States that all ranks change alike, whatever their rows, are left to change.
+    A row of zeros replaces an empty batch, so that layers never receive an empty batch. The
+    gradient of this row has weight 0. States that change in the same way on all ranks, such as
+    synchronized statistics, still change.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)
@@ -159,14 +166,19 @@ def leave_no_trace_if_empty(
 
     spectral = keras.layers.SpectralNormalization
     layers = model._flatten_layers(include_self=False)
-    alike = [*synchronized(model), *(each for each in layers if isinstance(each, spectral))]
-    left = {id(variable) for layer in alike for variable in layer.non_trainable_variables}
+    synchronized_layers = [
+        *synchronized(model),
+        *(layer for layer in layers if isinstance(layer, spectral)),
+    ]
+    unchanged = {
+        id(variable) for layer in synchronized_layers for variable in layer.non_trainable_variables
+    }
     known = [*model.non_trainable_variables, *model.metrics_variables]
-    state = [variable for variable in known if id(variable) not in left]
+    state = [variable for variable in known if id(variable) not in unchanged]
     before = [tf.identity(variable.value) for variable in state]
-    seam(model).alike.clear()
+    hooks_of(model).alike.clear()
     logs = step(keras.tree.map_structure(with_stand_in, data))
     for variable, value in zip(state, before, strict=True):
-        if id(variable) not in seam(model).alike:
+        if id(variable) not in hooks_of(model).alike:
             variable.assign(tf.where(empty, value, variable.value))
     return logs

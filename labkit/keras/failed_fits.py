@@ -1,4 +1,4 @@
-"""After a fit that failed on some ranks, or on all, the next one begins as if there were none."""
+"""Restart of `fit` after an earlier `fit` has failed on some or all ranks."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from weakref import WeakKeyDictionary, ref
 import keras
 
 from labkit.communicator import Communicator
-from labkit.communicator.reserve import Reserve
-from labkit.exchange.hooks import seam
+from labkit.communicator.reserve import RecoveryBarrier
+from labkit.exchange.hooks import hooks_of
 from labkit.keras.optimizer import distributed_optimizers
 
-_RESERVES: WeakKeyDictionary[Communicator, Reserve] = WeakKeyDictionary()
-_FIT = inspect.unwrap(keras.Model.fit).__code__  # not that of a class which overrides it
-_FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()  # under way
+_RESERVES: WeakKeyDictionary[Communicator, RecoveryBarrier] = WeakKeyDictionary()
+_FIT = inspect.unwrap(keras.Model.fit).__code__  # the method of Keras, not of a subclass
+_FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()  # model in fit
 
 
 def prepare_restarts(communicator: Communicator) -> None:
-    """From now on let fits of all ranks begin anew after a failure (collective)."""
+    """Allow all ranks to call `fit` again after a failed `fit` (collective)."""
     from mpi4py import MPI
 
     if communicator.size > 1:
-        _RESERVES[communicator] = Reserve(MPI.COMM_WORLD, communicator)
+        _RESERVES[communicator] = RecoveryBarrier(MPI.COMM_WORLD, communicator)
 
 
 def begin_fit(model: keras.Model, communicator: Communicator) -> None:
-    """Wait for all ranks; after a failure, make anew what they share (collective).
+    """Wait for all ranks; after a failed `fit`, reset the state that ranks share (collective).
 
-    A fit inside another one, in a callback, begins without this.
+    A `fit` inside another `fit`, such as in a callback, does not wait or reset.
     """
     fitted = _FITTED.get(communicator)
-    own = fitted is not None and fitted() is model
-    if not is_inside_fit(communicator, own):
-        _meet(model, communicator)
+    exclude_current = fitted is not None and fitted() is model
+    if not is_inside_fit(communicator, exclude_current):
+        _restart_after_failure(model, communicator)
         _FITTED[communicator] = ref(model)
 
 
 def begin_evaluation(model: keras.Model, communicator: Communicator) -> None:
-    """Likewise."""
+    """Wait for all ranks before an evaluation, and reset as `begin_fit` does (collective)."""
     if not is_inside_fit(communicator):
-        _meet(model, communicator)
+        _restart_after_failure(model, communicator)
 
 
 def end_fit(model: keras.Model, communicator: Communicator) -> None:
-    """Know that a fit has come to its end on this rank."""
+    """Record that the `fit` of a model has ended on this rank."""
     fitted = _FITTED.get(communicator)
     if fitted is not None and fitted() is model:
         del _FITTED[communicator]
 
 
-def _meet(model: keras.Model, communicator: Communicator) -> None:
+def _restart_after_failure(model: keras.Model, communicator: Communicator) -> None:
     reserve = _RESERVES.get(communicator)
     if reserve is None:
         return
-    failure = str(communicator.patience.trouble or "")
+    failure = str(communicator.wait_policy.first_error or "")
     if _FITTED.pop(communicator, None) is not None:
         failure = failure or "its fit ended early"
     exchanges = [optimizer.exchange for optimizer in distributed_optimizers(model)]
@@ -68,17 +68,23 @@ def _meet(model: keras.Model, communicator: Communicator) -> None:
     outdated = [exchange for exchange in exchanges if exchange.is_outdated]
     for exchange in outdated:
         exchange.reset(1.0)
-    if outdated:  # what was compiled holds buckets that are no more
-        seam(model).forget()
+    if outdated:  # the compiled function refers to deleted buckets
+        hooks_of(model).discard_compiled()
         model.make_train_function()
 
 
-def is_inside_fit(communicator: Communicator, own: bool = False) -> bool:
-    """Whether a fit of these ranks is on the stack, besides the one that begins."""
+def is_inside_fit(communicator: Communicator, exclude_current: bool = False) -> bool:
+    """Return whether a `fit` with this communicator is on the call stack.
+
+    Args:
+        communicator: Communicator of the ranks that call `fit`.
+        exclude_current: Whether the caller itself runs inside a `fit` of the same model, which then
+            does not count.
+    """
     fitted = _FITTED.get(communicator)
     model = None if fitted is None else fitted()
     count, frame = 0, sys._getframe()
     while model is not None and (outer := frame.f_back) is not None:
         frame = outer
         count += frame.f_code is _FIT and frame.f_locals.get("self") is model
-    return count > own
+    return count > exclude_current

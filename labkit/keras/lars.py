@@ -1,4 +1,4 @@
-"""LARS: each layer's rate by the size of its weights beside that of its gradient."""
+"""LARS, an optimizer with a learning rate per layer from the norms of weights and gradient."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ TRUST_RATIOS = ("paper", "optax")
 
 @keras.saving.register_keras_serializable(package="labkit")
 class LARS(keras.optimizers.Optimizer):
-    r"""Stochastic gradient descent with momentum, at a rate of each layer's own.
+    r"""LARS: stochastic gradient descent with momentum and a learning rate per layer.
 
-    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\), the paper's
-    equation 6, or \(\tau \lVert w \rVert / \lVert g + \beta w \rVert\), as optax has it;
-    \(v \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w
-    of any shape with its gradient g. Where λ would be 0, or 0 / 0, it is 1: weights that are all
-    zero could never leave it.
+    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\) is equation 6 of
+    the paper. The library optax uses \(\lambda = \tau \lVert w \rVert / \lVert g + \beta w
+    \rVert\). A step is \(v \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\),
+    for a variable w of any shape with gradient g. If λ is 0 or 0 / 0, λ is set to 1, because
+    otherwise, weights that are all zero would never change.
 
     Args:
-        learning_rate: η, a number or a schedule of Keras.
-        momentum: m, from 0 to below 1.
-        trust_coefficient: τ, above 0, by how much a layer trusts its gradient.
-        exclude_1d: biases and what normalises take plain steps, with λ = 1 and β = 0.
-        weight_decay: β, inside the trust ratio; None: 0. `exclude_from_weight_decay` excludes more.
+        learning_rate: Global learning rate η, a number or a Keras schedule.
+        momentum: Momentum m, from 0 to below 1.
+        trust_coefficient: Factor τ of the trust ratio λ, above 0.
+        exclude_1d: Whether biases and normalization parameters take plain steps (λ = 1, β = 0).
+        weight_decay: Weight decay β, which the trust ratio includes; None: 0.
+            `exclude_from_weight_decay` excludes further variables.
         trust_ratio: "paper", which adds the norms of gradient and decay, or "optax", which takes
             the norm of their sum.
-        options: what all optimizers of Keras take, such as `clipnorm`.
+        options: Arguments of every Keras optimizer, such as `clipnorm`.
 
     Raises:
-        InvalidInput: a momentum, a trust coefficient or a trust ratio that is none.
+        InvalidInput: The momentum, trust coefficient or trust ratio is outside its range.
 
-    Source: Y. You, I. Gitman, B. Ginsburg: Large batch training of convolutional networks, 2017,
-    arXiv 1708.03888. Differs from it: one-dimensional variables are excluded, as has become usual.
+    Reference: Y. You, I. Gitman, B. Ginsburg: Large batch training of convolutional networks, 2017,
+    arXiv 1708.03888. In contrast to the paper, one-dimensional variables are excluded by default.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class LARS(keras.optimizers.Optimizer):
         self.exclude_1d, self.trust_ratio = exclude_1d, trust_ratio
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make what is kept of past gradients: one velocity a variable, of its shape."""
+        """Create a velocity for each variable, with the variable's shape."""
         if self.built:
             return
         super().build(variables)
@@ -76,9 +77,11 @@ class LARS(keras.optimizers.Optimizer):
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
     ) -> None:
-        """One step of one variable."""
+        """Apply one step of LARS to one variable."""
         rate = ops.cast(learning_rate, variable.dtype)
-        gradient = ops.cast(tf.convert_to_tensor(gradient), variable.dtype)  # of rows, made dense
+        gradient = ops.cast(
+            tf.convert_to_tensor(gradient), variable.dtype
+        )  # dense, even from sparse rows
         if not (self.exclude_1d and len(variable.shape) <= 1):
             decay = self.weight_decay or 0.0
             decay *= self._use_weight_decay(variable)
@@ -91,17 +94,21 @@ class LARS(keras.optimizers.Optimizer):
     def _trust(self, gradient: tf.Tensor, variable: tf.Variable, decay: float) -> tf.Tensor:
         weights = ops.norm(ops.reshape(variable, [-1]))
         if self.trust_ratio == "optax":
-            whole = ops.norm(ops.reshape(gradient + decay * variable, [-1]))
+            norm = ops.norm(ops.reshape(gradient + decay * variable, [-1]))
         else:
-            whole = ops.norm(ops.reshape(gradient, [-1])) + decay * weights
-        known = ops.logical_and(weights > 0, whole > 0)
-        return ops.where(known, self.trust_coefficient * weights / ops.where(known, whole, 1), 1)
+            norm = ops.norm(ops.reshape(gradient, [-1])) + decay * weights
+        is_defined = ops.logical_and(weights > 0, norm > 0)
+        return ops.where(
+            is_defined, self.trust_coefficient * weights / ops.where(is_defined, norm, 1), 1
+        )
 
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
-        """Keras would take it off the weights, beside the gradient: here it is a part of it."""
+        """Do nothing, because `update_step` includes the weight decay in the gradient."""
 
     def get_config(self) -> dict[str, JSON]:
-        """All arguments."""
-        own = ("momentum", "trust_coefficient", "exclude_1d", "trust_ratio")
-        config: dict[str, JSON] = super().get_config() | {name: getattr(self, name) for name in own}
+        """Return all arguments of the constructor."""
+        names = ("momentum", "trust_coefficient", "exclude_1d", "trust_ratio")
+        config: dict[str, JSON] = super().get_config() | {
+            name: getattr(self, name) for name in names
+        }
         return config

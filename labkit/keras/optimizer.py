@@ -1,4 +1,4 @@
-"""An optimizer of Keras's own kind that applies the mean gradient of all ranks."""
+"""Distributed Keras optimizers, which apply the mean gradient of all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from labkit.common.errors import InvalidInput
 from labkit.common.nearest import named_arguments
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange import SCHEDULES, Exchange, Guard, weighed
+from labkit.exchange import SCHEDULES, Exchange, Guard, weight_by_rows
 from labkit.exchange.hooks import Rows, Variables, optimizers
 from labkit.keras.optimizer_state import view_of, without_replica_sum
 
 
 class ExchangeOptions(TypedDict, total=False):
-    """What may be said of the exchange, see `Exchange`."""
+    """The options of a gradient exchange, see `labkit.exchange.Exchange`."""
 
     algorithm: str
     schedule: str
@@ -30,62 +30,65 @@ class ExchangeOptions(TypedDict, total=False):
 
 
 @named_arguments(*ExchangeOptions.__annotations__)
-def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
+def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     optimizer: keras.optimizers.Optimizer | str,
     communicator: Communicator,
     **exchange: Unpack[ExchangeOptions],
 ) -> keras.optimizers.Optimizer:
-    """An optimizer of the same kind that applies the mean gradient of all ranks.
+    """Return an optimizer of the same class that applies the mean gradient of all ranks.
 
-    It has the state of the one given, as that one has its own: exclusions from weight decay,
-    moments, attributes, a rate that is set later on either. Train with one of both.
+    The new optimizer shares its state with the given optimizer: exclusions from weight decay,
+    moments, attributes, and the learning rate, even if it changes later. Train with only one of
+    these two optimizers.
 
-    It stands outside Keras's loss scaling: the scaled gradients are averaged first, so an
-    overflow on one rank is an overflow on all, and all skip the step together; one process may
-    overflow in another step. It is saved as the plain optimizer, so a saved model opens without
-    labkit.
+    Gradients are averaged before Keras removes the loss scale. An overflow on one rank is therefore
+    an overflow on all ranks, so all ranks skip the same step. Training in one process may skip
+    another step. A saved model contains the plain optimizer, and opens without labkit.
 
-    With `gradient_accumulation_steps` gradients are added up on each rank and travel with every
-    k-th step only; in the others, ranks tell each other their rows. (Scaled losses travel with
-    every step: all ranks must see the same overflow.) Gradients of a large embedding travel and
-    are applied as rows, each once: a row that several words share counts as one, as in a dense
-    gradient.
+    With `gradient_accumulation_steps=k`, each rank adds up its gradients, and only every k-th step
+    exchanges the sums. In the other steps, ranks exchange only their numbers of rows. (Scaled
+    losses are an exception: every step exchanges gradients, because all ranks must see the same
+    overflow.) Gradients of a large embedding are sent and applied as sparse rows. If a word occurs
+    several times, its row is applied once, as in a dense gradient.
 
-    `fit` switches XLA off for it and counts each rank by its rows; for `train_on_batch` call
-    `attach(model)` after `compile`, which does the same. In a loop of your own set `rows` of the
-    optimizer before `apply`, inside the traced step; without it every rank counts the same.
+    `fit` with labkit's callbacks switches XLA off and weights each rank's gradients by its rows.
+    For `train_on_batch`, call `attach(model)` after `compile`, which has the same effects. In a
+    custom loop, set the optimizer's `rows` before `apply`, inside the traced step. Otherwise, all
+    ranks have equal weights.
 
     Args:
-        optimizer: a Keras optimizer, or the name of one.
-        communicator: the ranks.
-        exchange: algorithm, schedule, bucket_bytes, compressor, seed and guard; see `Exchange`.
+        optimizer: Keras optimizer, or its name.
+        communicator: Communicator of the ranks that average their gradients.
+        exchange: Options `algorithm`, `schedule`, `bucket_bytes`, `compressor`, `seed` and `guard`;
+            see `Exchange`.
 
     Raises:
-        InvalidInput: a schedule that is impossible here; a compressor that the optimizer does not
-            go with.
+        InvalidInput: The schedule spans two steps, or the optimizer contradicts the guard or
+            compressor.
     """
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
         raise InvalidInput(
-            f"schedule={schedule.name!r} reaches over two steps and cannot live in an optimizer; "
+            f"schedule={schedule.name!r} spans two steps, which an optimizer cannot do; "
             f"use lk.AllReduce(schedule={schedule.name!r}) in an experiment, or 'overlap' here"
         )
     plain = keras.optimizers.get(optimizer)
     guard = exchange.get("guard")
     if guard is not None and guard.policy == "skip" and plain.gradient_accumulation_steps:
         raise InvalidInput(
-            "a step cannot be skipped of gradients that are added up over several "
-            "(gradient_accumulation_steps); use bad_numbers='stop' or 'clip'"
+            "a step cannot be skipped if gradients are added up over several steps "
+            "(gradient_accumulation_steps); use on_nonfinite='stop' or 'clip'"
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # compile() would wrap us, and a wrapped optimizer is not called when a rank overflows.
+        # Otherwise, compile() would wrap the distributed optimizer, and Keras would not call it
+        # after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
-    if "exchange" in vars(kind):  # distributed already: its gradients meet once
+    if "exchange" in vars(kind):  # already distributed, but gradients must be exchanged only once
         kind = kind.__mro__[1]
 
-    # By the name under which it is saved: of a class of our own that is more than the class's.
+    # The new class has the name (with the package) under which Keras saves the plain optimizer.
     name = keras.saving.get_registered_name(kind)
     members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
     distributed = view_of(plain, type(name, (kind,), members))
@@ -97,7 +100,7 @@ def DistributedOptimizer(  # noqa: N802 - named as the class that it stands for
 def _members(
     kind: type[keras.optimizers.Optimizer],
 ) -> dict[str, Any]:
-    """What a distributed optimizer has of its own."""
+    """Return the methods and attributes that make a subclass of an optimizer distributed."""
 
     def apply(
         self: keras.optimizers.Optimizer,
@@ -108,31 +111,39 @@ def _members(
         variables = trainable_variables or self._trainable_variables
         names = [variable.path for variable in variables]
         scale = getattr(self, "dynamic_scale", None)
-        counted = self.rows if rows is None else rows
-        _shape(grads, variables)
+        row_count = self.rows if rows is None else rows
+        _restore_shapes(grads, variables)
         if self.gradient_accumulation_steps:
-            given = weighed(self.exchange.communicator, grads, counted)
+            mean_gradients = weight_by_rows(self.exchange.communicator, grads, row_count)
         else:
-            given = self.exchange.mean(list(grads), counted, names, scale)
-        if self.loss_scale_factor is not None:  # by which Keras divides no slices
-            given = [each if each is None else tf.convert_to_tensor(each) for each in given]
+            mean_gradients = self.exchange.mean(list(grads), row_count, names, scale)
+        if self.loss_scale_factor is not None:  # Keras cannot scale IndexedSlices
+            mean_gradients = [
+                gradient if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient in mean_gradients
+            ]
         if not self.exchange.may_skip:
-            # Where ranks may die, a step is taken as a whole, also the count of steps, or not.
-            whole = given if self.exchange.communicator.outlives else []
-            with tf.control_dependencies([each for each in whole if each is not None]):
-                return kind.apply(self, given, trainable_variables)
+            # If ranks may fail, the weights and the step counter must change together or not at
+            # all.
+            dependencies = mean_gradients if self.exchange.communicator.outlives else []
+            with tf.control_dependencies(
+                [gradient for gradient in dependencies if gradient is not None]
+            ):
+                return kind.apply(self, mean_gradients, trainable_variables)
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
 
-        def take() -> tf.Tensor:
-            kind.apply(self, given, trainable_variables)
+        def apply_step() -> tf.Tensor:
+            kind.apply(self, mean_gradients, trainable_variables)
             return tf.constant(True)
 
-        return tf.cond(self.exchange.all_finite(given), take, lambda: tf.constant(False))
+        return tf.cond(
+            self.exchange.all_finite(mean_gradients), apply_step, lambda: tf.constant(False)
+        )
 
     def clip(self: keras.optimizers.Optimizer, grads: list[tf.Tensor]) -> list[tf.Tensor]:
-        """What comes here has been added up, in the branch of every k-th step."""
+        """Average the accumulated gradients over the ranks in every k-th step, then clip them."""
         if self.gradient_accumulation_steps:
             known = self._trainable_variables
             names = [v.path for v in known] if len(known) == len(grads) else []
@@ -148,15 +159,15 @@ def _members(
     }
 
 
-def _shape(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-    """Tell tensors their shapes, which masks and loops may have lost."""
+def _restore_shapes(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+    """Set the static shapes of gradients, which may be lost after masks and loops in a model."""
     for gradient, variable in zip(gradients, variables, strict=True):
         if isinstance(gradient, tf.Tensor):
             gradient.set_shape(variable.shape)
 
 
 def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse a compressor that contradicts an optimizer, wherever that one comes from."""
+    """Raise InvalidInput if a compressor cannot be combined with an optimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     config: dict[str, JSON] = inner.get_config()
     plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
@@ -164,5 +175,5 @@ def check_compressor(compressor: Compressor, optimizer: keras.optimizers.Optimiz
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The distributed optimizers that a model has."""
-    return [each for each in optimizers(model) if hasattr(each, "exchange")]
+    """Return the optimizers of a model that exchange gradients."""
+    return [optimizer for optimizer in optimizers(model) if hasattr(optimizer, "exchange")]

@@ -1,4 +1,4 @@
-"""The whole state of an optimizer: what its configuration says, and what was set beside it."""
+"""The complete settings of an optimizer: its configuration, and attributes that it omits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Saveable: TypeAlias = (
     " | keras.optimizers.schedules.LearningRateSchedule"
 )
 
-# Keras makes these anew: they are tracking, caches, and variables, whose values are looked at.
+# Names of attributes that Keras creates again (tracking, caches) or that are compared by value
+# (variables).
 _TRACKING = re.compile(
     r"_self_.*|_lock|_tracker|_variables|_trainable_variables(_indices)?|_metrics|_dtype_policy"
     r"|_distribution_strategy|_exclude_from_weight_decay_cache|built|inner_optimizer"
@@ -33,11 +34,11 @@ _SHARED = (keras.Layer, keras.Loss, keras.Metric, MethodType, tf.distribute.Stra
 def view_of(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> keras.optimizers.Optimizer:
-    """The same optimizer under another class: both have one state, so that none can be lost.
+    """Return an object of another class that shares all state with an optimizer.
 
     Args:
-        optimizer: the user's own.
-        kind: a subclass of its class.
+        optimizer: Optimizer of the user.
+        kind: Class of the returned object, a subclass of the optimizer's class.
     """
     view = object.__new__(kind)
     object.__setattr__(view, "__dict__", vars(optimizer))
@@ -45,17 +46,17 @@ def view_of(
 
 
 def copy_of(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """A new optimizer with all that one has, and with variables of its own.
+    """Return a copy of an optimizer with all its attributes, but with separate variables.
 
-    Model variables, layers and methods that its attributes name are shared.
+    The copy refers to the same model variables, layers and methods as the original.
 
     Raises:
-        InvalidInput: an attribute cannot be copied.
+        InvalidInput: An attribute cannot be copied.
     """
-    return _copied(optimizer, {})
+    return _copy(optimizer, {})
 
 
-def _copied(
+def _copy(
     optimizer: keras.optimizers.Optimizer, memo: dict[int, Any]
 ) -> keras.optimizers.Optimizer:
     new = memo[id(optimizer)] = object.__new__(type(optimizer))
@@ -63,7 +64,7 @@ def _copied(
     for name, value in vars(optimizer).items():
         for leaf in keras.tree.flatten(value):
             if isinstance(leaf, keras.optimizers.Optimizer):
-                _copied(leaf, memo)
+                _copy(leaf, memo)
             elif isinstance(leaf, _SHARED):
                 memo[id(leaf)] = leaf
         try:
@@ -71,24 +72,27 @@ def _copied(
         except (TypeError, NotImplementedError, ValueError, RuntimeError) as error:
             raise InvalidInput(
                 f"{type(optimizer).__name__}.{name} ({type(value).__name__}) cannot be copied "
-                f"({error}): every rank and worker has an optimizer of its own; set the attribute "
-                "to a value that copy.deepcopy takes"
+                f"({error}): every rank and worker needs its own optimizer; set the attribute "
+                "to a value that copy.deepcopy accepts"
             ) from error
     if (count := len(optimizer._variables)) < len(new._variables):
-        del new._variables[count:]  # lists that Keras tracks enter their variables once more
+        del new._variables[count:]  # tracked lists have registered variables twice
     new._tracker.stored_ids["variables"] = set(map(id, new._variables))
-    vars(new).pop("_all_reduce_sum_gradients", None)  # bound to the original
+    vars(new).pop(
+        "_all_reduce_sum_gradients", None
+    )  # this method is bound to the original optimizer
     return without_replica_sum(new)
 
 
 class Recipe(NamedTuple):
-    """What makes an optimizer in another process.
+    """A picklable description from which another process creates an optimizer.
 
     Attributes:
-        kind: its class.
-        own: classes by name that its settings may name, which need not be registered with Keras.
-        settings: as `get_config` says them.
-        attributes: those that the settings do not say.
+        kind: Class of the optimizer.
+        own: Classes of the optimizer and its schedule by name, which need not be registered with
+            Keras.
+        settings: Configuration from `get_config`.
+        attributes: Values of attributes that the configuration omits, by name.
     """
 
     kind: type[keras.optimizers.Optimizer]
@@ -98,21 +102,23 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: keras.optimizers.Optimizer) -> Recipe:
-        """That of an optimizer.
+        """Return the description of an optimizer.
 
         Raises:
-            InvalidInput: it names variables of this process, or has taken steps.
+            InvalidInput: The optimizer refers to variables of this process, or has taken steps.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         refuse_steps(optimizer)
         refuse_variables(optimizer)
-        # Of the user's own, such as a schedule.
-        own = {known.__name__: known for known in (type(inner), type(inner._learning_rate))}
+        # These classes may be custom, such as a learning rate schedule.
+        custom_classes = {
+            known.__name__: known for known in (type(inner), type(inner._learning_rate))
+        }
         attributes = beyond_configuration(inner)
-        return cls(type(optimizer), own, optimizer.get_config(), attributes)
+        return cls(type(optimizer), custom_classes, optimizer.get_config(), attributes)
 
-    def made(self) -> keras.optimizers.Optimizer:
-        """A new one, without state."""
+    def new(self) -> keras.optimizers.Optimizer:
+        """Create the optimizer, without slots and with zero steps."""
         with keras.saving.custom_object_scope(self.own):
             optimizer = self.kind.from_config(self.settings)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -122,58 +128,58 @@ class Recipe(NamedTuple):
 
 
 def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse an optimizer that has moments of earlier steps, where these have no place.
+    """Raise an error if an optimizer has taken steps, because the run cannot use its moments.
 
     Raises:
-        InvalidInput: it has taken steps.
+        InvalidInput: The optimizer has taken steps.
     """
     if steps := int(optimizer.iterations):
         raise InvalidInput(
-            f"the optimizer of the compiled model has taken {steps} steps, and its state cannot "
-            "begin this run: compile with a new optimizer, or use strategy=lk.AllReduce()"
+            f"the optimizer of the compiled model has taken {steps} steps, and this run cannot "
+            "use its state: compile with a new optimizer, or use strategy=lk.AllReduce()"
         )
 
 
 def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse exclusions by variable, where an optimizer gets other variables than the model's.
+    """Raise an error if weight decay excludes variables, because the strategy replaces variables.
 
     Raises:
-        InvalidInput: it has such exclusions.
+        InvalidInput: The optimizer excludes variables from weight decay.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if getattr(inner, "_exclude_from_weight_decay", None):
         raise InvalidInput(
-            "exclude_from_weight_decay(var_list=…) names variables that this strategy cuts or "
-            "moves: give var_names=[…], or use strategy=lk.AllReduce()"
+            "exclude_from_weight_decay(var_list=…) refers to variables that this strategy splits "
+            "or moves: give var_names=[…], or use strategy=lk.AllReduce()"
         )
 
 
 def beyond_configuration(saveable: Saveable) -> dict[str, Any]:
-    """The attributes of an optimizer, loss, metric or schedule that its `get_config` loses."""
+    """Return the attributes of a Keras object (such as an optimizer) that `get_config` omits."""
     kinds = type(saveable), type(getattr(saveable, "_learning_rate", None))
     with keras.saving.custom_object_scope({kind.__name__: kind for kind in kinds}):
-        made = type(saveable).from_config(saveable.get_config())
+        new = type(saveable).from_config(saveable.get_config())
     if isinstance(saveable, keras.optimizers.Optimizer) and saveable.built:
-        made.build(saveable._trainable_variables)
+        new.build(saveable._trainable_variables)
     return {
         name: value
         for name, value in vars(saveable).items()
-        if not _TRACKING.fullmatch(name) and not _same(value, vars(made).get(name))
+        if not _TRACKING.fullmatch(name) and not _same(value, vars(new).get(name))
     }
 
 
 def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two attributes have one value; nothing is the same as an empty set or list.
+    """Return whether two attributes have equal values; None equals an empty set, list or dict.
 
     Args:
-        value, other: the attributes.
-        known: identities of the pairs that hold these, which are being compared.
+        value, other: Values of the attribute in two objects.
+        known: Identities of the enclosing pairs, whose comparison is in progress.
     """
     pair = id(value), id(other)
     if pair in known:
         return True
     known |= {pair}
-    if isinstance(value, keras.Layer):  # a model of its own, whose weights no configuration has
+    if isinstance(value, keras.Layer):  # because a configuration omits weights
         return value is other
     if value is other or (other is None and isinstance(value, set | dict | list) and not value):
         return True
@@ -190,28 +196,28 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
             _same(one, two, known) for one, two in zip(value, other, strict=True)
         )
     if isinstance(value, FunctionType):
-        held, others = (
+        contents, other_contents = (
             [cell.cell_contents for cell in function.__closure__ or ()]
             for function in (value, other)
         )
-        return value.__code__ == other.__code__ and _same(held, others, known)
+        return value.__code__ == other.__code__ and _same(contents, other_contents, known)
     equal = bool(value == other)
-    if not equal and hasattr(value, "__dict__"):  # objects compare by identity
+    if not equal and hasattr(value, "__dict__"):  # by default, == compares identities
         return _same(vars(value), vars(other), known)
     return equal
 
 
 def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The same one, which sums gradients over replicas of TensorFlow's own only where there are.
+    """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
-    The sum that Keras asks for has a custom gradient, and TensorFlow keeps what makes such a one,
-    and with it the graph, the model and its slots, until the process ends.
+    Keras's sum has a custom gradient, and TensorFlow keeps the function of a custom gradient until
+    the process ends. This function would keep the graph, the model and the slots in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    sums: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients
+    original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients
 
-    def summed(pairs: Pairs) -> Pairs:
-        return sums(pairs) if tf.distribute.has_strategy() else pairs
+    def sum_if_replicated(pairs: Pairs) -> Pairs:
+        return original_sum(pairs) if tf.distribute.has_strategy() else pairs
 
-    inner._all_reduce_sum_gradients = summed
+    inner._all_reduce_sum_gradients = sum_if_replicated
     return optimizer

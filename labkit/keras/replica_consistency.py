@@ -1,4 +1,4 @@
-"""Replicas that must be equal between steps: what callbacks do on one rank alone is for all."""
+"""Consistency of replicas: if a callback changes one rank's model, all ranks adopt the change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.keras.optimizer import distributed_optimizers
-from labkit.keras.whole_batch import say_on_first
+from labkit.keras.whole_batch import print_on_first_rank
 
-# Methods of callbacks that all ranks call alike, and when that is.
+# Callback methods that all ranks call in the same order, and each call's moment in words.
 _POINTS = {
     "on_train_begin": "at the start of training",
     "on_epoch_begin": "at the start of epoch {}",
@@ -25,22 +25,22 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-_SEED = "seed_generator_state"  # random layers draw differently on each rank
+_SEED = "seed_generator_state"  # not compared, because each rank draws other random numbers
 
 
 class ReplicasDifferError(LabkitError):
-    """Replicas that should be equal are not."""
+    """Raised if replicas that must be equal differ."""
 
 
 class ReplicaState(NamedTuple):
-    """What one rank has between two steps.
+    """The state of one rank's replica between two steps.
 
     Attributes:
-        trainable: whether each weight is.
-        sums: a checksum of each variable that replicas share.
-        scalars: the values of those that are one number, and names of all, for messages.
-        own_sums: of variables that may differ between ranks, such as moving statistics.
-        first_epoch: at which `fit` begins.
+        trainable: For each weight, whether it is trainable.
+        sums: Checksum of each shared variable, which must be equal on all ranks.
+        scalars: Name of each shared variable, and its value if the variable is a scalar, else None.
+        own_sums: Checksums of variables that may differ between ranks, such as moving statistics.
+        first_epoch: Number of the epoch at which `fit` begins, from 0.
     """
 
     trainable: tuple[bool, ...]
@@ -51,11 +51,11 @@ class ReplicaState(NamedTuple):
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """What must be the same on all ranks."""
+        """The part of a replica's state that must be equal on all ranks."""
         return self.trainable, self.sums, self.first_epoch
 
     def difference(self, other: ReplicaState, ranks: tuple[int, int]) -> str:
-        """Name what two ranks have differently."""
+        """Describe the first difference between the states of two ranks."""
         if self.first_epoch != other.first_epoch:
             return (
                 f"rank {ranks[0]} begins at epoch {self.first_epoch + 1}, rank {ranks[1]} at "
@@ -64,7 +64,7 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # A number, such as a rate, is rather the cause.
+        # A scalar, such as the learning rate, takes precedence, because it is the likelier cause.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -73,14 +73,14 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaConsistency:
-    """Compares replicas behind all callbacks of a fit, by 8 bytes a rank.
+    """Compares the replicas after all callbacks of a `fit`; each rank sends 8 bytes.
 
-    Where callbacks on one rank have changed weights, optimizer, first epoch or the end of training,
-    all ranks take that: so one process does, whose only rank has all callbacks.
+    A callback on one rank may change weights, optimizer, first epoch or the end of training. All
+    ranks then adopt the change, because the change would also affect training in one process.
 
     Args:
-        model: with distributed optimizers.
-        communicator: the ranks.
+        model: Model with distributed optimizers.
+        communicator: Communicator of the ranks that hold the replicas.
     """
 
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
@@ -88,24 +88,24 @@ class ReplicaConsistency:
         self._before = self._state()
         self._mentioned: set[str] = set()
 
-    def follow(self, history: keras.callbacks.History) -> None:
-        """Compare when the fit's own history is called: Keras calls it behind users' callbacks."""
+    def attach_to_history(self, history: keras.callbacks.History) -> None:
+        """Wrap the methods of the `fit`'s History callback, which Keras calls after all others."""
         for name in _POINTS:
-            # Of the class: a history may be used for several fits.
+            # The unwrapped method of the class is used, because a history may serve several fits.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
-    def note(self) -> None:
-        """Note the state before callbacks."""
+    def record_state(self) -> None:
+        """Record the state of the replica before callbacks run."""
         self._before = self._state()
 
     def compare_now(self, moment: str) -> None:
-        """Compare where no other callbacks come between.
+        """Compare the replicas at a moment at which no callbacks have run.
 
         Raises:
-            ReplicasDifferError: replicas differ.
+            ReplicasDifferError: The replicas differ.
         """
-        self.note()
+        self.record_state()
         self._compare(moment)
 
     def _compare_after(
@@ -113,43 +113,49 @@ class ReplicaConsistency:
         history: keras.callbacks.History,
         inner: Callable[..., None],
         name: str,
-        *given: Any,
+        *arguments: Any,
         **named: Any,
     ) -> None:
-        inner(*given, **named)
-        epoch = given[0] if name.startswith("on_epoch") else 0
+        inner(*arguments, **named)
+        epoch = arguments[0] if name.startswith("on_epoch") else 0
         self._compare(_POINTS[name].format(epoch + 1))
         if name == "on_train_end":
-            for each in _POINTS:
-                vars(history).pop(each, None)
+            for method_name in _POINTS:
+                vars(history).pop(method_name, None)
 
     def _compare(self, moment: str) -> None:
-        own, before, stops = self._state(), self._before, bool(self._model.stop_training)
-        alike = own.shared, own.own_sums != before.own_sums, stops
-        # 48 bits, which a float64 has exactly.
-        number = hashlib.blake2b(repr(alike).encode(), digest_size=6).digest()
-        what = f"the comparison of replicas {moment}"
+        state, before, stops = self._state(), self._before, bool(self._model.stop_training)
+        compared = state.shared, state.own_sums != before.own_sums, stops
+        # The digest has 48 bits, which a float64 represents exactly.
+        number = hashlib.blake2b(repr(compared).encode(), digest_size=6).digest()
+        call = f"the comparison of replicas {moment}"
         for optimizer in distributed_optimizers(self._model):
-            optimizer.exchange.service.settle()  # one thread at a time
-        numbers = self._communicator.everyone(float(int.from_bytes(number)), what)
-        self._communicator.board.enter(f"work after {what}")  # else a rank seems to wait in it
+            optimizer.exchange.service.settle()  # one thread at a time may call MPI
+        numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
+        # This entry ends the comparison; otherwise, other ranks would report that this rank waits
+        # in it.
+        self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
-        found = self._communicator.allgather((before, own, stops), what)
-        self._agree(moment, [row[0] for row in found], [row[1] for row in found])
-        if any(row[2] for row in found) and not all(row[2] for row in found):
-            who = ", ".join(str(rank) for rank, row in enumerate(found) if row[2])
-            self._mention(f"a callback on rank {who} alone stops training {moment}: all ranks stop")
+        states = self._communicator.allgather((before, state, stops), call)
+        self._adopt_changes(moment, [row[0] for row in states], [row[1] for row in states])
+        if any(row[2] for row in states) and not all(row[2] for row in states):
+            ranks = ", ".join(str(rank) for rank, row in enumerate(states) if row[2])
+            self._print_once(f"a callback on rank {ranks} stops training {moment}: all ranks stop")
             self._model.stop_training = True
 
-    def _agree(
+    def _adopt_changes(
         self, moment: str, before: Sequence[ReplicaState], after: Sequence[ReplicaState]
     ) -> None:
-        """Give all ranks the state of those whose callbacks have changed it."""
+        """Broadcast the state of the rank whose callbacks have changed its replica.
+
+        Raises:
+            ReplicasDifferError: No rank has a state that all ranks can adopt.
+        """
         if text := _first_difference(before):
             raise ReplicasDifferError(
                 f"replicas differ {moment}: {text}. A callback on one rank has changed it between "
-                "steps, or stands before labkit's: give it to every rank, behind "
+                "steps, or precedes labkit's callbacks: give it to every rank, after "
                 "labkit.keras.callbacks(communicator)"
             )
         pairs = list(zip(before, after, strict=True))
@@ -159,43 +165,45 @@ class ReplicaConsistency:
             return
         if text := _first_difference(after, changed):
             raise ReplicasDifferError(
-                f"callbacks leave different replicas {moment}: {text}. Give one rank the callback, "
-                "or let it do the same on all"
+                f"callbacks leave different replicas {moment}: {text}. Give the callback to one "
+                "rank only, or let it do the same on all ranks"
             )
         root = changed[0]
         if after[root].trainable != before[root].trainable:
             raise ReplicasDifferError(
                 f"a callback on rank {root} alone has changed which layers are trainable "
-                f"{moment}: give it to every rank"
+                f"{moment}: give the callback to every rank"
             )
-        names = self._communicator.share(_changes(*pairs[root]), root, "what a callback changed")
-        self._mention(f"a callback on rank {root} alone changes {names}: all ranks take it")
-        # A callback that restores builds it before.
+        names = self._communicator.broadcast_object(
+            _changes(*pairs[root]), root, "the changes of a callback"
+        )
+        self._print_once(f"a callback on rank {root} alone changes {names}: all ranks adopt it")
+        # A callback that restores weights may have built the optimizer on the root only.
         if len({len(state.sums) for state in after}) > 1 and not self._model.optimizer.built:
             self._model.optimizer.build(self._model.trainable_variables)
         every = [*self._model.variables, *self._optimizer_variables]
         broadcast([v for v in every if v.name != _SEED], self._communicator, root)
         self._model._initial_epoch = after[root].first_epoch or None
 
-    def _mention(self, text: str) -> None:
-        """Tell the user once in a fit."""
+    def _print_once(self, text: str) -> None:
+        """Print a message on rank 0, only once per `fit`."""
         if text not in self._mentioned:
             self._mentioned.add(text)
-            say_on_first(self._communicator, text)
+            print_on_first_rank(self._communicator, text)
 
     @property
     def _optimizer_variables(self) -> list[keras.Variable]:
-        """Those that replicas share: gradients that are added up are of each rank."""
-        found: list[keras.Variable] = []
+        """Optimizer variables that replicas share, which excludes accumulated gradients."""
+        variables: list[keras.Variable] = []
         for optimizer in distributed_optimizers(self._model):
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             added_up = {id(v) for v in getattr(inner, "_accumulated_gradients", ())}
-            found += [v for v in optimizer.variables if id(v) not in added_up]
-        return found
+            variables += [v for v in optimizer.variables if id(v) not in added_up]
+        return variables
 
     def _state(self) -> ReplicaState:
         layers = self._model._flatten_layers()
-        # Also of layers that are frozen, whose variables Keras does not name trainable.
+        # These include weights of frozen layers, which Keras does not list as trainable.
         weights = [v for layer in layers for v in layer._trainable_variables]
         shared = [*weights, *self._optimizer_variables]
         known = {id(variable) for variable in shared}
@@ -212,26 +220,32 @@ class ReplicaConsistency:
 def broadcast(
     variables: Sequence[keras.Variable], communicator: Communicator, root: int = 0
 ) -> None:
-    """Give every rank the values that the variables have on rank 0, or another.
+    """Copy the values of variables from rank `root` to all ranks (collective).
 
-    Random layers draw differently on each rank: the rank is added to their seeds.
+    Each rank adds its number to the seeds of random layers, so that each rank draws other numbers.
+
+    Args:
+        variables: Variables, in the same order on every rank.
+        communicator: Communicator of the ranks that receive the values.
+        root: Rank whose values are copied; default: 0.
 
     Raises:
-        InvalidInput: ranks have other variables than rank 0.
+        InvalidInput: A rank's variables differ in dtype, shape or number from the variables of rank
+            0.
     """
-    own = [(str(variable.dtype), tuple(variable.shape)) for variable in variables]
-    told = communicator.allgather(own, "the agreement on the variables")
-    for rank, other in enumerate(told):
-        if other != told[0]:
-            pairs = zip(told[0], other, strict=False)
-            first = next(((a, b) for a, b in pairs if a != b), (len(told[0]), len(other)))
+    signature = [(str(variable.dtype), tuple(variable.shape)) for variable in variables]
+    signatures = communicator.allgather(signature, "the agreement on the variables")
+    for rank, other in enumerate(signatures):
+        if other != signatures[0]:
+            pairs = zip(signatures[0], other, strict=False)
+            first = next(((a, b) for a, b in pairs if a != b), (len(signatures[0]), len(other)))
             raise InvalidInput(
                 f"rank 0 and rank {rank} have different variables: {first[0]} and {first[1]}; "
                 "give every rank the same model, optimizer, keras floatx and dtype policy"
             )
     for number, variable in enumerate(variables):
         value = np.array(variable.numpy(), order="C")
-        # By number: Keras counts the names of layers on, and ranks may have made more of them.
+        # Error messages number the variables, because Keras's layer names may differ between ranks.
         communicator.broadcast(value, root, f"the broadcast of variable {number}")
         if variable.name == "seed_generator_state":
             value[0] += communicator.rank
@@ -239,7 +253,7 @@ def broadcast(
 
 
 def _first_difference(states: Sequence[ReplicaState], ranks: Sequence[int] | None = None) -> str:
-    """What differs first between these ranks; "": nothing."""
+    """Describe the first difference between the states of ranks; "" if there is none."""
     first, *others = range(len(states)) if ranks is None else ranks
     for rank in others:
         if states[rank].shared != states[first].shared:
@@ -248,7 +262,7 @@ def _first_difference(states: Sequence[ReplicaState], ranks: Sequence[int] | Non
 
 
 def _changes(before: ReplicaState, after: ReplicaState) -> str:
-    """Name what has changed on a rank."""
+    """Describe what a rank's callbacks have changed."""
     places = [n for n, value in enumerate(after.sums) if before.sums[n : n + 1] != (value,)]
     if after.first_epoch != before.first_epoch:
         return f"the first epoch to {after.first_epoch + 1}"
@@ -260,5 +274,5 @@ def _changes(before: ReplicaState, after: ReplicaState) -> str:
 
 
 def _checksum(variable: keras.Variable) -> int:
-    """Return a checksum that also tells the order of elements."""
+    """Return a checksum of a variable, which depends on the order of its elements."""
     return zlib.crc32(variable.numpy().tobytes())

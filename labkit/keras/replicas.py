@@ -1,4 +1,4 @@
-"""Replicas in step: what a model's `fit` needs on every rank."""
+"""Callbacks and hooks that keep a model's replicas on all ranks consistent during `fit`."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, seam, synchronized
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, hooks_of, synchronized
 from labkit.keras.equal_batches import EqualBatches
 from labkit.keras.equivalence_exceptions import (
     Division,
     draws_in_step,
+    embedding_difference,
     why_not,
-    why_words_differ,
 )
-from labkit.keras.evaluation import IgnoreEmpty, global_metrics, leave_no_trace_if_empty
+from labkit.keras.evaluation import IgnoreEmpty, global_metrics, ignore_empty_batch
 from labkit.keras.failed_fits import begin_fit, end_fit, is_inside_fit
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
 from labkit.keras.sharding import check_fixed_batch
-from labkit.keras.whole_batch import WholeBatch, say_on_first
+from labkit.keras.whole_batch import WholeBatch, print_on_first_rank
 from labkit.keras.whole_metrics import WholeMetrics
 
 
 def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.callbacks.Callback]:
-    """What `fit` needs on every rank: equal initial weights, right weighting, metrics of all.
+    """Return callbacks for `fit` that keep replicas equal and report metrics over all ranks.
 
-    They stand before the user's callbacks. What those change on one rank alone between two steps
-    (rate, weights, the first epoch, the end of training) is for all ranks, as in one process.
+    Place these callbacks before your own callbacks. Your callbacks may change the learning rate,
+    weights, first epoch or end of training on one rank between two steps. All ranks then adopt the
+    change.
 
     Args:
-        communicator: the ranks.
-        compare: look for such changes at the start and after each epoch, by a checksum, and for
-            ranks that read other batches; where replicas differ otherwise, training ends with an
-            error.
+        communicator: Communicator of the ranks that train together.
+        compare: Whether to compare the replicas by checksums at the start and after each epoch, and
+            the batches that the ranks read. Training ends with an error if replicas differ in a way
+            that ranks cannot adopt.
     """
     synchronize = Synchronize(communicator, names=True, compare=compare)
     return [synchronize, EqualBatches(communicator)] if compare else [synchronize]
 
 
 class Synchronize(keras.callbacks.Callback):
-    """Keeps replicas in step: rank 0's weights at the start, metrics over all ranks at the end.
+    """A callback that makes weights equal at the start, and reports metrics over all ranks.
 
-    While it is attached, the gradients of each rank count by the rows of its batch, a batch
-    without rows leaves no trace, and the metrics that `fit` reports are those of the global data:
-    the states of Keras's own are summed over the ranks before their result is taken, and others see
-    whole batches, see `WholeMetrics`. Losses and
-    synchronized normalizations are of the global batch, see `WholeBatch`; the moving statistics of
-    other normalizations are averaged over the ranks before each validation and after each epoch.
+    During training, the gradients of each rank are weighted by the rows of its batch, and a batch
+    without rows changes nothing. `fit` reports metrics of the global data. The states of Keras
+    metrics are summed over the ranks. Other metrics receive whole batches, see `WholeMetrics`.
+    Losses and synchronized normalizations use the global batch, see `WholeBatch`. The moving
+    statistics of other normalizations are averaged over the ranks before validation and after each
+    epoch.
 
     Args:
-        communicator: the ranks.
-        names: say at the start what will differ from one process by nature.
-        compare: hold replicas against each other behind all callbacks of an epoch.
+        communicator: Communicator of the ranks that train together.
+        names: Whether to print at the start which layers make training differ from one process.
+        compare: Whether to compare the replicas after all callbacks of each epoch.
     """
 
     def __init__(
@@ -71,100 +72,117 @@ class Synchronize(keras.callbacks.Callback):
         self._batches = 0
 
     def set_model(self, model: keras.Model) -> None:
-        """Prepare the model before its training function is made.
+        """Install the hooks before Keras builds the training function.
 
         Raises:
-            InvalidInput: gradients would not be exchanged.
+            InvalidInput: The model's optimizer does not exchange gradients.
         """
         super().set_model(model)
         self.put_hooks(model)
         self._follow(model)
 
     def put_hooks(self, model: keras.Model) -> None:
-        """Put around the model's methods what keeps replicas in step."""
+        """Wrap the methods of the model in the hooks that keep replicas consistent."""
         _prepare(model)
-        seam(model).put_on(CountRows(model, self.communicator if self._names else None))
-        seam(model).put_on(IgnoreEmpty(model))
+        hooks_of(model).add_hook(CountRows(model, self.communicator if self._names else None))
+        hooks_of(model).add_hook(IgnoreEmpty(model))
         if self.communicator.size > 1:
-            seam(model).put_on(WholeBatch(model, self.communicator, tests=True))
-            seam(model).put_on(WholeMetrics(model))
+            hooks_of(model).add_hook(WholeBatch(model, self.communicator, tests=True))
+            hooks_of(model).add_hook(WholeMetrics(model))
 
     def _follow(self, model: keras.Model) -> None:
         if self._compares:
             self._consistency = ReplicaConsistency(model, self.communicator)
             if isinstance(getattr(model, "history", None), keras.callbacks.History):
-                self._consistency.follow(model.history)  # else only what follows the first step
+                self._consistency.attach_to_history(
+                    model.history
+                )  # otherwise, only step 1 is compared
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Give every rank the weights of rank 0, as soon as there are any."""
+        """Copy the weights of rank 0 to all ranks, as soon as the weights exist."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
-            # Replicas are compared before the first batch makes the other weights.
+            # The replicas are compared in this state, before the first batch creates the missing
+            # weights.
             broadcast(self.model.variables, self.communicator)
-            self._note()
+            self._record_state()
             self.model.train_function = _FirstBatch(self)
         else:
             self.begin()
 
     def begin(self) -> None:
-        """Give every rank the weights of rank 0, and say what will differ (collective)."""
-        states = [v for each in distributed_optimizers(self.model) for v in each.variables]
+        """Copy rank 0's weights to all ranks, and print expected differences (collective)."""
+        states = [
+            v for optimizer in distributed_optimizers(self.model) for v in optimizer.variables
+        ]
         broadcast(self.model.variables + states, self.communicator)
-        seam(self.model).put_on(GlobalMetrics(self.model, self.communicator))
+        hooks_of(self.model).add_hook(GlobalMetrics(self.model, self.communicator))
         if self._names:
-            _name(self.model, self.communicator)
-        self._note()
+            _print_differences(self.model, self.communicator)
+        self._record_state()
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare once after the first step, which a callback may end in its own way."""
+        """Compare the replicas once in each fit, after the first step and its callbacks."""
         self._batches += 1
         if self._batches == 2 and self._consistency is not None:
             self._consistency.compare_now("after the first step")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Know what replicas are before other callbacks."""
-        self._note()
+        """Record the state of the replica before other callbacks."""
+        self._record_state()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Validate with the same statistics on all ranks."""
+        """Average the moving statistics over the ranks, so that all ranks validate equally."""
         average_statistics(self.model, self.communicator)
-        self._note()
+        self._record_state()
 
     def on_test_end(self, logs: dict[str, float] | None = None) -> None:
-        """Know what replicas are before other callbacks."""
-        self._note()
+        """Record the state of the replica before other callbacks."""
+        self._record_state()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Average over the ranks what a `train_step` of the user's own reports.
+        """Average moving statistics and the logs of the epoch over the ranks.
 
-        Callbacks after this one then decide alike on all ranks.
+        A custom `train_step` may report other logs on each rank. Later callbacks receive the means,
+        and therefore make the same decisions on all ranks.
         """
         average_statistics(self.model, self.communicator)
-        self._note()
+        self._record_state()
         if not logs:
             return
-        names = sorted((name for name, value in logs.items() if np.ndim(value) == 0), key=_place)
+        names = sorted(
+            (name for name, value in logs.items() if np.ndim(value) == 0), key=_metric_sort_key
+        )
         values = np.array([float(logs[name]) for name in names])
-        total = self.communicator.tally(values, "the epoch's metrics")
+        total = self.communicator.allreduce_small(values, "the epoch's metrics")
         logs.update(zip(names, (total / self.communicator.size).tolist(), strict=True))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Leave the model as it was, so that one rank alone may evaluate."""
-        if is_inside_fit(self.communicator, own=True):  # the outer fit goes on with these hooks
-            self._note()
+        """Remove the hooks, so that a single rank may evaluate the model afterwards."""
+        if is_inside_fit(self.communicator, exclude_current=True):  # the outer fit needs the hooks
+            self._record_state()
             return
         end_fit(self.model, self.communicator)
-        seam(self.model).take_off("rows", "tests", "metrics", "whole", "updates")
-        self._note()
+        hooks_of(self.model).remove_hooks("rows", "tests", "metrics", "whole", "updates")
+        self._record_state()
 
-    def _note(self) -> None:
+    def _record_state(self) -> None:
         if self._consistency is not None:
-            self._consistency.note()
+            self._consistency.record_state()
 
 
-def _name(model: keras.Model, communicator: Communicator, step: tf.Graph | None = None) -> None:
-    """Say what may differ from one process: at the start, or of a step what was not said then."""
+def _print_differences(
+    model: keras.Model, communicator: Communicator, step: tf.Graph | None = None
+) -> None:
+    """Print why training may differ from training in one process.
+
+    Args:
+        model: Compiled model that is trained.
+        communicator: Communicator of the ranks, of which rank 0 prints.
+        step: Graph of a traced step, which is searched for random operations; None: the layers are
+            checked before the first step.
+    """
     if communicator.size == 1:
         return
     reason = why_not(model, Division(communicator.size, microbatches=False, synchronizes=True))
@@ -172,13 +190,13 @@ def _name(model: keras.Model, communicator: Communicator, step: tf.Graph | None 
     if step is not None:
         reasons = [draws_in_step(step) if reason is None else None]
     elif getattr(model, "optimizer", None) is not None:
-        reasons.append(why_words_differ(model))
+        reasons.append(embedding_difference(model))
     for text in filter(None, reasons):
-        say_on_first(communicator, f"training may differ from that of one process: {text}")
+        print_on_first_rank(communicator, f"training may differ from that of one process: {text}")
 
 
 class _FirstBatch:
-    """A training function by whose first batch a model is built; it then makes way for Keras's."""
+    """A training function that builds the model from its first batch, then restores Keras's own."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -186,10 +204,10 @@ class _FirstBatch:
     def __call__(self, batches: tf.data.Iterator) -> Logs:
         model = self._synchronize.model
         model.train_function = None
-        # A trace makes all weights and does not run: also where models have no `call`.
+        # Tracing creates all weights without training, even for models without `call`.
         step = tf.function(model.train_step, autograph=False)
         step.get_concrete_function(batches.element_spec)
-        self._synchronize.put_hooks(model)  # layers that have been made have hooks, too
+        self._synchronize.put_hooks(model)  # new layers need hooks, too
         self._synchronize.begin()
         model.make_train_function()
         logs: Logs = model.train_function(batches)
@@ -197,67 +215,70 @@ class _FirstBatch:
 
 
 def _lacks_weights(model: keras.Model) -> bool:
-    """Whether layers make weights when they see a batch; the model need not be `built` itself."""
+    """Return whether some layers create their weights only at the first batch."""
     makes_own = type(model).build is not keras.Model.build
     layers = model._flatten_layers(include_self=makes_own)
     return not model.variables or not all(layer.built for layer in layers)
 
 
-def _place(name: str) -> tuple[str, int]:
-    """By what a metric's name sorts alike on ranks that have made more metrics before.
+def _metric_sort_key(name: str) -> tuple[str, int]:
+    """Return a sort key for metric names that gives the same order on all ranks.
 
-    Keras counts names: `auc_9` and `auc_10` may be `auc_10` and `auc_11` elsewhere.
+    Keras appends numbers to names: the metrics `auc_9` and `auc_10` of one rank may be `auc_10` and
+    `auc_11` on another rank, which has created more metrics before.
     """
     stem, _, number = name.rpartition("_")
     return (stem, int(number)) if number.isdecimal() else (name, 0)
 
 
 def attach(model: keras.Model) -> None:
-    """Let the model's optimizers know how many rows are behind each rank's gradients; XLA off.
+    """Make `train_on_batch` weight each rank's gradients by its rows, and switch XLA off.
 
-    Those are the one that it is compiled with, and what a `train_step` of its own keeps in
-    attributes of the model.
+    The weighting applies to the optimizer of `compile`, and to optimizers that a custom
+    `train_step` keeps in attributes of the model.
 
     Raises:
-        InvalidInput: there is none: gradients would not be exchanged.
+        InvalidInput: No optimizer of the model exchanges gradients.
     """
     _prepare(model)
-    seam(model).put_on(CountRows(model), stays=True)
-    seam(model).put_on(IgnoreEmpty(model), stays=True)
+    hooks_of(model).add_hook(CountRows(model), stays=True)
+    hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
     communicator = distributed_optimizers(model)[0].exchange.communicator
     if communicator.size > 1:
-        seam(model).put_on(WholeBatch(model, communicator), stays=True)
+        hooks_of(model).add_hook(WholeBatch(model, communicator), stays=True)
 
 
 def _prepare(model: keras.Model) -> None:
-    own = distributed_optimizers(model)
-    if not own:
+    distributed = distributed_optimizers(model)
+    if not distributed:
         raise InvalidInput(
             "the model's optimizer exchanges no gradients: compile with "
             "optimizer=DistributedOptimizer(optimizer, communicator), made after "
             "keras.config.set_dtype_policy"
         )
     layers = synchronized(model)
-    for schedule in [each.exchange.schedule for each in own]:
+    for schedule in [optimizer.exchange.schedule for optimizer in distributed]:
         if layers and not schedule.after:
             raise InvalidInput(
-                f"schedule={schedule.name!r} sends gradients while backpropagation goes on, and "
-                f"layer {layers[0].name!r} (BatchNormalization with synchronized=True) meets the "
-                "other ranks in it; use schedule='sequential', or synchronized=False"
+                f"schedule={schedule.name!r} sends gradients during backpropagation, and layer "
+                f"{layers[0].name!r} (BatchNormalization with synchronized=True) communicates at "
+                "the same time; use schedule='sequential', or synchronized=False"
             )
     if model.jit_compile:
-        say_on_first(own[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI")
+        print_on_first_rank(
+            distributed[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI"
+        )
         model.jit_compile = False
         model.train_function = None
 
 
 @dataclass(frozen=True)
 class CountRows(Hook):
-    """The gradients of a rank count by its rows, and a batch without rows leaves no trace.
+    """A hook that weights a rank's gradients by its rows, and ignores batches without rows.
 
     Args:
-        model: with distributed optimizers.
-        naming: ranks of which the first says that a step draws random numbers; None: none does.
+        model: Model with distributed optimizers.
+        naming: Communicator whose rank 0 warns of random numbers in a step; None: no warning.
     """
 
     name: ClassVar[str] = "rows"
@@ -267,18 +288,18 @@ class CountRows(Hook):
     traces: list[bool] = field(default_factory=list, compare=False)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Layers never see an empty batch."""
+        """Run a training step; an empty batch is replaced by a row of zeros with weight 0."""
         if distributed_optimizers(self.model)[0].exchange.communicator.size > 1:
             check_fixed_batch(self.model, rows)
-        makes_weights = _lacks_weights(self.model)  # at random, which rank 0 does for all
+        makes_weights = _lacks_weights(self.model)  # initializers draw, but rank 0's values count
         if tf.get_static_value(rows):
             logs = inner(data)
         else:
-            logs = leave_no_trace_if_empty(self.model, inner, data, rows)
+            logs = ignore_empty_batch(self.model, inner, data, rows)
         is_first = tf.inside_function() and not (makes_weights or self.traces)
         if self.naming is not None and is_first:
-            self.traces.append(True)  # steps are traced more than once
-            _name(self.model, self.naming, tf.compat.v1.get_default_graph())
+            self.traces.append(True)  # TensorFlow traces steps more than once
+            _print_differences(self.model, self.naming, tf.compat.v1.get_default_graph())
         return logs
 
     def apply(
@@ -288,13 +309,13 @@ class CountRows(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Hand the rows to whatever takes the mean of the gradients."""
+        """Pass the number of rows to the exchange, which averages the gradients."""
         return inner(gradients, variables, rows=rows)
 
 
 @dataclass(frozen=True)
 class GlobalMetrics(Hook):
-    """The metrics that `fit` reports are those of all ranks' data."""
+    """A hook that makes `fit` report metrics over the data of all ranks."""
 
     name: ClassVar[str] = "metrics"
 
@@ -302,50 +323,63 @@ class GlobalMetrics(Hook):
     communicator: Communicator
 
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
-        """Of the states of all ranks; within the graph of a step, of this rank."""
+        """Return metrics over all ranks; while a step is traced, return metrics of this rank."""
         if tf.inside_function():
             return inner()
         for optimizer in distributed_optimizers(self.model):
-            optimizer.exchange.service.settle()  # one thread at a time
-        stops = ", as a callback has set stop_training" if self.model.stop_training else ""
-        self.communicator.patience.enter("the end of an epoch's steps", told=stops)
-        self.communicator.patience.gather_here()
+            optimizer.exchange.service.settle()  # one thread at a time may call MPI
+        stops = ", because a callback has set stop_training" if self.model.stop_training else ""
+        self.communicator.wait_policy.name_call("the end of an epoch's steps", detail=stops)
+        self.communicator.wait_policy.allgather_scalar()
         return global_metrics(self.model, self.communicator, inner)
 
-    def evaluate(self, inner: Callable[..., Logs], rows: Rows, *given: Any, **named: Any) -> Logs:
-        """`fit` validates by all ranks; what a callback evaluates is of its rank alone.
+    def evaluate(
+        self, inner: Callable[..., Logs], rows: Rows, *arguments: Any, **keywords: Any
+    ) -> Logs:
+        """Evaluate over all ranks if `fit` validates; evaluate this rank's data in a callback.
 
-        The metrics of the epoch go on afterwards.
+        After an evaluation in a callback, the metric states of the epoch are restored.
         """
-        if isinstance(named.get("callbacks"), keras.callbacks.CallbackList):
-            return inner(*given, **named)
-        kept = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
-        with seam(self.model).without("metrics", "whole", "updates"):
-            found = inner(*given, **named)
-        for variable, value in kept:
+        if isinstance(keywords.get("callbacks"), keras.callbacks.CallbackList):
+            return inner(*arguments, **keywords)
+        states = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
+        with hooks_of(self.model).without("metrics", "whole", "updates"):
+            logs = inner(*arguments, **keywords)
+        for variable, value in states:
             variable.assign(value)
-        return found
+        return logs
 
     def fit(
-        self, inner: Callable[..., keras.callbacks.History], rows: Rows, *given: Any, **named: Any
+        self,
+        inner: Callable[..., keras.callbacks.History],
+        rows: Rows,
+        *arguments: Any,
+        **keywords: Any,
     ) -> keras.callbacks.History:
-        """Gradients meet in it, too: one rank alone would wait for the others."""
+        """Wait for all ranks before a `fit` inside a callback, which also exchanges gradients."""
         if is_inside_fit(self.communicator):
-            self.communicator.meet("model.fit inside a callback, which every rank must call")
-        else:  # the fit that this hook belongs to has failed
-            seam(self.model).clear()
-        return inner(*given, **named)
+            self.communicator.barrier("model.fit inside a callback, which every rank must call")
+        else:  # the fit that installed this hook has failed
+            hooks_of(self.model).clear()
+        return inner(*arguments, **keywords)
 
 
 def average_statistics(model: keras.Model, communicator: Communicator) -> None:
-    """Give every rank the mean of the ranks' moving statistics, where each has its own."""
+    """Replace moving statistics by their mean over the ranks, unless they are synchronized."""
     layers = model._flatten_layers(include_self=False)
-    own = [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
-    kept = [v for each in own if not each.synchronized for v in each.non_trainable_variables]
-    if not kept or communicator.size == 1:
+    normalizations = [
+        layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    statistics = [
+        v
+        for layer in normalizations
+        if not layer.synchronized
+        for v in layer.non_trainable_variables
+    ]
+    if not statistics or communicator.size == 1:
         return
-    flat = np.concatenate([np.ravel(variable.numpy()).astype(float) for variable in kept])
-    means = communicator.tally(flat, "the moving statistics") / communicator.size
-    ends = np.cumsum([int(np.prod(variable.shape)) for variable in kept])[:-1]
-    for variable, mean in zip(kept, np.split(means, ends), strict=True):
+    flat = np.concatenate([np.ravel(variable.numpy()).astype(float) for variable in statistics])
+    means = communicator.allreduce_small(flat, "the moving statistics") / communicator.size
+    ends = np.cumsum([int(np.prod(variable.shape)) for variable in statistics])[:-1]
+    for variable, mean in zip(statistics, np.split(means, ends), strict=True):
         variable.assign(mean.reshape(variable.shape))

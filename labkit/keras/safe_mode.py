@@ -1,4 +1,4 @@
-"""Models of files, read in Keras's safe mode: code that lies in a file does not run."""
+"""Loading of Keras models in safe mode, which does not run code from model files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zipfile import BadZipFile
 import keras
 
 import labkit.keras.lars
-import labkit.models.unshared  # noqa: F401  registers its layer, which a file may name
+import labkit.models.unshared  # noqa: F401  registers a layer that files may contain
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 
-LETTERS = 200  # of what Keras says
-# What Keras raises of a file that is damaged or forged.
+LETTERS = 200  # maximum number of characters of Keras's message in an error
+# Types of exceptions that Keras raises for damaged or forged files.
 _ODD = (
     *(ArithmeticError, AttributeError, BadZipFile, LookupError, OSError, RuntimeError),
     *(TypeError, ValueError),
@@ -23,48 +23,48 @@ _ODD = (
 
 
 def load_model(path: Path | str, compile: bool = True) -> keras.Model:
-    """Read a saved model.
+    """Load a saved Keras model from a file.
 
     Args:
-        path: of the file.
-        compile: as its optimizer, loss and metrics say.
+        path: Path of the model file.
+        compile: Whether to compile the model with its saved optimizer, loss and metrics.
 
     Raises:
-        LabkitError: the file is damaged, or names what is neither Keras's nor registered.
+        LabkitError: The file is damaged, or contains classes that are not registered with Keras.
     """
-    with _safely(Path(path).name):
+    with _convert_errors(Path(path).name):
         model: keras.Model = keras.saving.load_model(path, compile=compile, safe_mode=True)
     return model
 
 
 def model_of(config: Mapping[str, JSON], name: str) -> keras.Model:
-    """Make a model of its configuration, without weights.
+    """Create a model from its configuration, which contains no weights.
 
     Args:
-        config: what `keras.saving.serialize_keras_object` gives.
-        name: of the file, for errors; see `load_model`.
+        config: Configuration from `keras.saving.serialize_keras_object`.
+        name: Name of the file that contains the configuration, for error messages.
     """
-    with _safely(name):
+    with _convert_errors(name):
         model: keras.Model = keras.saving.deserialize_keras_object(config, safe_mode=True)
     return model
 
 
 @contextmanager
-def _safely(name: str) -> Iterator[None]:
+def _convert_errors(name: str) -> Iterator[None]:
     try:
         yield
     except _ODD as error:
-        raise _refusal(name, error) from error
+        raise _load_error(name, error) from error
 
 
-def _refusal(name: str, error: Exception) -> LabkitError:
+def _load_error(name: str, error: Exception) -> LabkitError:
     text = " ".join(str(error).rpartition("Exception encountered: ")[2].split())
     if "unsafe_deserialization" in text:
         return LabkitError(
-            f"{name} holds code, such as a Lambda layer, which labkit does not run; if the file is "
-            "your own, call keras.config.enable_unsafe_deserialization() before"
+            f"{name} contains code, such as a Lambda layer, which labkit does not run; if you "
+            "trust the file, call keras.config.enable_unsafe_deserialization() first"
         )
     return LabkitError(
-        f"{name} is no model of Keras's classes and of those that this process has registered: "
-        f"{text[:LETTERS]}; import the module that registers yours, or give another file"
+        f"{name} is not a model of Keras classes or of classes registered in this process: "
+        f"{text[:LETTERS]}; import the module that registers your classes, or give another file"
     )

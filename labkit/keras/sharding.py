@@ -1,4 +1,4 @@
-"""Divide global batches among ranks: which rows of each batch a rank trains."""
+"""Division of global batches among ranks: each rank trains a part of each batch's rows."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ Watch: TypeAlias = "Callable[[tf.Tensor, tuple[Batch, ...]], None]"
 
 @named_arguments()
 def shard(
-    dataset: tf.data.Dataset, communicator: Communicator, capacities: Sequence[float] | None = None
+    dataset: tf.data.Dataset,
+    communicator: Communicator,
+    batch_weights: Sequence[float] | None = None,
 ) -> tf.data.Dataset:
-    """This rank's part of every global batch.
+    """Return a dataset of this rank's part of every global batch.
 
-    All ranks must read the same global batches: give `shuffle` a seed. `EqualBatches`, which
-    `callbacks` contains, compares the first of each epoch. A part may have no rows; every rank then
-    still takes the same number of steps.
+    All ranks must read the same global batches, so give `shuffle` a seed. `EqualBatches`, one of
+    the `callbacks`, compares the first batch of each epoch between ranks. A rank's part may have no
+    rows, but every rank takes the same number of steps.
 
     Args:
-        dataset: batches of the global size; dense, sparse or ragged.
-        communicator: the ranks.
-        capacities: a rank's share of each batch, one number above 0 a rank; default: equal.
+        dataset: Dataset of global batches of dense, sparse or ragged tensors.
+        communicator: Communicator of the ranks that divide each batch.
+        batch_weights: Relative sizes of the ranks' parts, one positive number per rank; default:
+            equal.
 
     Raises:
-        InvalidInput: the dataset has no batches that can be divided, or an unseeded shuffle.
+        InvalidInput: Elements of the dataset are not divisible batches, or it shuffles without a
+            seed.
     """
-    shares = capacities or [1.0] * communicator.size
+    shares = batch_weights or [1.0] * communicator.size
     if len(shares) != communicator.size or min(shares) <= 0:
         raise InvalidInput(
-            f"capacities={list(shares)}: give {communicator.size} numbers above 0, one a rank"
+            f"batch_weights={list(shares)}: give {communicator.size} numbers above 0, one per rank"
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidInput(
@@ -54,8 +58,8 @@ def shard(
         return part_of(dataset, communicator.rank, shares)
     if any(_is_unseeded(source) for source in _sources(dataset)):
         raise InvalidInput(
-            "the dataset shuffles or samples without a seed, so ranks would train rows twice or "
-            "never: give shuffle(…, seed=1), or list_files(…, seed=1), a seed before shard"
+            "the dataset shuffles or samples without a seed, so ranks would train some rows twice "
+            "and others never: give shuffle(…, seed=1), or list_files(…, seed=1), before shard"
         )
     return part_of(dataset, communicator.rank, shares, record_first(communicator))
 
@@ -63,19 +67,20 @@ def shard(
 def part_of(
     dataset: tf.data.Dataset, number: int, shares: Sequence[float], watch: Watch | None = None
 ) -> tf.data.Dataset:
-    """The part of every global batch that is due to one of those who share it.
+    """Return a dataset of one part of every global batch.
 
     Args:
-        dataset: batches of the global size.
-        number: position of the part among the shares.
-        shares: relative sizes of the parts.
-        watch: receives the number and the content of each global batch; traced.
+        dataset: Dataset of global batches.
+        number: Index of the part in `shares`, from 0.
+        shares: Relative sizes of all parts.
+        watch: Function (batch number, batch) that is traced and called for each global batch; None:
+            none.
     """
-    # The boundary of every rank for every size, by the same arithmetic as `plan.cut`.
+    # The same arithmetic as in `common.rows.cut` ensures that the boundaries of all ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
-        if isinstance(rows, int):  # as the boundary of parts of known size is known
+        if isinstance(rows, int):  # a static size gives static boundaries
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int32)
 
@@ -92,7 +97,7 @@ def part_of(
         return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
 
     def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
-        parts = batch if type(batch) is tuple else (batch,)  # as `map` unpacks elements
+        parts = batch if type(batch) is tuple else (batch,)  # as `map` unpacks tuples
         watch(index, parts)
         return cut(*parts)
 
@@ -100,12 +105,12 @@ def part_of(
 
 
 def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
-    """Refuse a part whose size is not the one that the model is built for.
+    """Raise an error if a stateful model's batch size is not the size of this rank's part.
 
     Raises:
-        InvalidInput: states have another number of rows than this rank's batches.
+        InvalidInput: Layer states have another number of rows than this rank's batches.
     """
-    shapes = []  # of states: plain Keras takes other batches where a model has none
+    shapes = []  # shapes of layer states; empty for models that accept any batch size
     for layer in model._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False):
             shapes += [state.shape for state in keras.tree.flatten(layer.states or [])]
@@ -113,14 +118,14 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
     if sizes and not (isinstance(rows, int) and sizes == {rows}):
         part = f"{rows}" if isinstance(rows, int) else "no fixed number"
         raise InvalidInput(
-            f"a stateful layer takes batches of exactly {min(sizes)} rows, and this rank's part "
+            f"a stateful layer takes batches of exactly {min(sizes)} rows, but this rank's part "
             f"has {part}: give keras.Input(batch_shape=…) the rows of a part, and batch(…, "
             "drop_remainder=True)"
         )
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
-    """Refuse elements that have no rows to divide."""
+    """Raise an error if the elements of a dataset are not batches with rows to divide."""
     specs = keras.tree.flatten(dataset.element_spec)
     kinds = (
         tf.TensorSpec,
@@ -138,17 +143,17 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
     rows = {shape[0] for shape in shapes if shape.rank} - {None}
     if any(shape.rank == 0 for shape in shapes) or len(rows) > 1:
         raise InvalidInput(
-            f"shard divides batches, and elements of shapes {', '.join(map(str, shapes))} are no "
+            f"shard divides batches, but elements of shapes {', '.join(map(str, shapes))} are not "
             "batches of equal rows: call dataset.batch(…) before shard"
         )
 
 
 def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
-    """Rows of a batch, the same in all its tensors; known where one of them knows."""
+    """Return the number of rows, equal in all tensors; an int if any shape is static."""
     counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
     known = [count for count in counts if isinstance(count, int)]
     rows = known[0] if known else counts[0]
-    text = "shard divides batches, and the tensors of this one have different numbers of rows"
+    text = "shard divides batches, but the tensors of this one have different numbers of rows"
     checks = [tf.debugging.assert_equal(count, rows, text) for count in counts if count is not rows]
     if isinstance(rows, int):
         return rows
@@ -157,7 +162,7 @@ def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
 
 
 def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
-    if leaf is None:  # as in (x, None)
+    if leaf is None:  # an element such as (x, None)
         return None
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[first:last]
@@ -170,13 +175,13 @@ def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """A dataset and those from which it reads."""
+    """Yield a dataset and, recursively, all datasets from which it reads."""
     yield dataset
     for source in dataset._inputs():
         yield from _sources(source)
 
 
 def _is_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Whether it draws numbers that differ between ranks: TensorFlow writes 0, 0 for no seed."""
+    """Return whether a dataset draws random numbers without a seed, stored as seeds 0 and 0."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(seed is not None and tf.get_static_value(seed) == 0 for seed in seeds)

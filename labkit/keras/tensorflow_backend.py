@@ -1,4 +1,4 @@
-"""Imported first: Keras takes its backend when it is imported, and TensorFlow's is needed."""
+"""Check that Keras uses TensorFlow, run before the import of Keras, which fixes the backend."""
 
 from labkit.common.keras_settings import refuse_other_backend
 

@@ -1,4 +1,4 @@
-"""Losses and normalizations of the whole batch, of which each rank has a part."""
+"""Losses and normalizations of a whole batch whose rows are divided among ranks."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, rows_of
-from labkit.keras.sums import Sums
+from labkit.keras.sums import ReplicaSums
 from labkit.model_parallel.functional import Nest
-from labkit.model_parallel.losses import Divisor, build, with_each
+from labkit.model_parallel.losses import Divisor, build_losses, with_loss_function
 
 
 class _Shared(NamedTuple):
-    """A metric whose batches without known size count, on each rank, by its share of them."""
+    """A metric that counts a batch of unknown size with this rank's share of the rows."""
 
     metric: keras.metrics.Metric
     share: tf.Tensor
 
     def update_state(self, value: tf.Tensor, sample_weight: int | None = None) -> None:
-        """As Keras does it, which counts such a batch once."""
+        """Update the metric with the share, because Keras would use weight 1 for unknown sizes."""
         weight = self.share if sample_weight is None else sample_weight
         self.metric.update_state(value, sample_weight=weight)
 
 
 @dataclass(frozen=True)
 class WholeBatch(Hook):
-    r"""The loss of a rank's part counts as in the loss of the whole batch.
+    r"""A hook that makes losses and synchronized normalizations use the whole batch of all ranks.
 
-    A loss of Keras is \(N/D\): D is the number of values that no mask leaves out, the sum of their
-    weights, or 1. Gradients are averaged by rows, \(\sum_r b_r g_r / B\); times
-    \((D_r/D)(B/b_r)\) the loss \(N_r/D_r\) of a part therefore becomes that of the whole, with its
-    gradient. Where D is in proportion to rows, as in a plain mean, the factor is 1, and ranks need
-    not meet.
+    A Keras loss is \(N/D\), where D is the number of unmasked values, the sum of their weights, or
+    1. Gradients are averaged with the rows \(b_r\) of rank r as weights, \(\sum_r b_r g_r / B\).
+    Each rank therefore multiplies the loss \(N_r/D_r\) of its part by \((D_r/D)(B/b_r)\), so that
+    the mean loss and gradient are those of the whole batch. If D is proportional to the rows, as in
+    a plain mean, the factor is 1, and ranks need not communicate.
 
     `BatchNormalization(synchronized=True)` normalizes by the moments of the whole batch, and its
-    gradient goes through those of all ranks.
+    gradient includes the moments of all ranks.
 
     Args:
-        model: compiled, with a distributed optimizer.
-        communicator: the ranks.
-        tests: whether batches of validation are parts of whole ones, too.
+        model: Compiled model with a distributed optimizer.
+        communicator: Communicator of the ranks that divide each batch.
+        tests: Whether ranks divide validation batches, too.
     """
 
     name: ClassVar[str] = "whole"
@@ -53,18 +53,18 @@ class WholeBatch(Hook):
     model: keras.Model
     communicator: Communicator
     tests: bool = False
-    sums: Sums = field(init=False, compare=False)
+    sums: ReplicaSums = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sums", Sums(self.model, self.communicator))
+        object.__setattr__(self, "sums", ReplicaSums(self.model, self.communicator))
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Know that a batch is a part."""
+        """Run a training step; its batch is this rank's part of a whole batch."""
         with self.sums.step(True):
             return inner(data)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Know whether a batch is a part."""
+        """Run a test step; its batch is this rank's part of a whole batch if `tests` is set."""
         with self.sums.step(self.tests):
             return inner(data)
 
@@ -75,10 +75,10 @@ class WholeBatch(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """The exchange comes after the sums of the step."""
-        with tf.control_dependencies(self.sums.before()):
+        """Apply gradients after the step's sums, because ranks must communicate in one order."""
+        with tf.control_dependencies(self.sums.dependencies()):
             result = inner(gradients, variables)
-        self.sums.follow(variables or self.model.trainable_variables)
+        self.sums.wait_for_updates(variables or self.model.trainable_variables)
         return result
 
     def compiled_loss(
@@ -90,56 +90,57 @@ class WholeBatch(Hook):
         predicted: Nest,
         weight: Nest = None,
     ) -> tf.Tensor:
-        """The loss of a batch, each of its losses times what this part counts."""
+        """Return the loss of this rank's part, with each component scaled to the whole batch."""
         if not self.sums.within:
             return inner(y, predicted, weight)
-        build(compiled, lambda: inner(y, predicted, weight))
-        kept, divisors = compiled.metrics[:], list[Divisor]()
+        build_losses(compiled, lambda: inner(y, predicted, weight))
+        loss_metrics, divisors = compiled.metrics[:], list[Divisor]()
 
-        def look(_: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            divisors.append(Divisor(loss, *given))
+        def record_divisor(_: int, loss: keras.Loss, *tensors: tf.Tensor | None) -> tf.Tensor:
+            divisors.append(Divisor(loss, *tensors))
             return tf.zeros((), loss.dtype)
 
-        compiled.metrics[:] = [None] * len(kept)
+        compiled.metrics[:] = [None] * len(loss_metrics)
         try:
-            with_each(compiled, look, lambda: inner(y, predicted, weight))
+            with_loss_function(compiled, record_divisor, lambda: inner(y, predicted, weight))
         finally:
-            compiled.metrics[:] = kept
-        for name in {each.name for each in divisors if each.of_batch} - self.sums.named:
-            self.sums.named.add(name)  # steps are traced more than once
-            text = f"loss {name!r} is of a batch as a whole: that of parts is averaged by rows"
-            say_on_first(self.communicator, text)
-        own = rows_of(y) if rows is None else rows
-        in_proportion = all(each.by_rows for each in divisors)
-        if in_proportion and (not kept or isinstance(own, int)):
+            compiled.metrics[:] = loss_metrics
+        for name in {divisor.name for divisor in divisors if divisor.of_batch} - self.sums.named:
+            self.sums.named.add(name)  # TensorFlow traces steps more than once
+            text = f"loss {name!r} needs the whole batch: losses of parts are averaged by rows"
+            print_on_first_rank(self.communicator, text)
+        local_rows = rows_of(y) if rows is None else rows
+        in_proportion = all(divisor.by_rows for divisor in divisors)
+        if in_proportion and (not loss_metrics or isinstance(local_rows, int)):
             return inner(y, predicted, weight)
-        share, factors = self._factors(divisors, tf.cast(own, tf.float64))
+        share, factors = self._factors(divisors, tf.cast(local_rows, tf.float64))
 
-        def counted(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            value = loss(*given)
+        def scaled_loss(number: int, loss: keras.Loss, *tensors: tf.Tensor | None) -> tf.Tensor:
+            value = loss(*tensors)
             return value * tf.cast(factors[number], value.dtype)
 
-        compiled.metrics[:] = [_Shared(metric, share) for metric in kept]
+        compiled.metrics[:] = [_Shared(metric, share) for metric in loss_metrics]
         try:
-            return with_each(compiled, counted, lambda: inner(y, predicted, weight))
+            return with_loss_function(compiled, scaled_loss, lambda: inner(y, predicted, weight))
         finally:
-            compiled.metrics[:] = kept
+            compiled.metrics[:] = loss_metrics
 
     def _factors(
         self, divisors: list[Divisor], rows: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """This rank's share of the rows, and what its part counts in each loss."""
-        own = [tf.cast(each.value, tf.float64) for each in divisors]
-        some = tf.cast(rows > 0, tf.float64)  # a stand-in for no rows counts nothing
-        values = tf.stack([rows, *own]) * some
+        """Return this rank's share of the rows, and the factor on its part of each loss."""
+        local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
+        has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a row of zeros replaces the batch
+        values = tf.stack([rows, *local_divisors]) * has_rows
         whole = self.sums.total(values, "the parts of the loss")
         share = tf.math.divide_no_nan(rows, whole[0])
         enlarge = tf.math.divide_no_nan(whole[0], rows)
         return share, [
-            some
-            if each.by_rows
-            else enlarge * (1.0 if each.sums else tf.math.divide_no_nan(mine, of_all))
-            for each, mine, of_all in zip(
+            has_rows
+            if divisor.by_rows
+            else enlarge
+            * (1.0 if divisor.sums else tf.math.divide_no_nan(local_value, global_value))
+            for divisor, local_value, global_value in zip(
                 divisors, tf.unstack(values[1:]), tf.unstack(whole[1:]), strict=True
             )
         ]
@@ -152,27 +153,27 @@ class WholeBatch(Hook):
         inputs: tf.Tensor,
         mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and variance of the whole batch, as Keras has them of a batch."""
+        """Return the mean and variance of the whole batch, as Keras returns them for one batch."""
         if not self.sums.within or rows is None:
             return inner(inputs, mask)
-        counted, axes = tf.cast(rows, inputs.dtype), layer._reduction_axes
+        row_count, axes = tf.cast(rows, inputs.dtype), layer._reduction_axes
         weights = tf.ones_like(inputs)
         if mask is not None:
             weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-        # What stands in for no rows counts nothing.
-        weights *= tf.cast(counted > 0, inputs.dtype)
+        # If the batch is empty, the row of zeros that replaces it has weight 0.
+        weights *= tf.cast(row_count > 0, inputs.dtype)
 
         def mean(values: tf.Tensor, what: str) -> tf.Tensor:
             total = tf.reduce_sum(weights * values, axes)
-            return self.sums.differentiable(total, counted, what) / number
+            return self.sums.differentiable(total, row_count, what) / number
 
         number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
-        number += 0.0 if mask is None else keras.config.epsilon()  # so Keras divides
+        number += 0.0 if mask is None else keras.config.epsilon()  # as in Keras
         center = mean(inputs, "the mean of a normalization")
         return center, mean(tf.square(inputs - center), "the variance of a normalization")
 
 
-def say_on_first(communicator: Communicator, text: str) -> None:
-    """Tell the user, from one rank."""
+def print_on_first_rank(communicator: Communicator, text: str) -> None:
+    """Print a message of labkit to the standard error output, on rank 0 only."""
     if communicator.rank == 0:
         print(f"labkit: {text}", file=sys.stderr)

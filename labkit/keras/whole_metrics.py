@@ -1,4 +1,4 @@
-"""Metrics whose states do not add up over ranks: each sees the whole batch, on every rank."""
+"""Metrics whose states cannot be summed over ranks, so they receive the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from keras.src.trainers.compile_utils import CompileMetrics
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
-from labkit.keras.sums import Sums
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
+from labkit.keras.sums import ReplicaSums
 from labkit.keras.whole_batch import WholeBatch
-from labkit.model_parallel.functional import is_masked, mask_of, masked
+from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
-# Number of the metric; arguments by place and by name; masks of their tensors, by number.
+# A metric's number, its positional and keyword arguments, and the masks of tensors by number.
 Seen: TypeAlias = "tuple[int, tuple[tuple[Any, ...], dict[str, Any]], dict[int, np.ndarray]]"
 
 
 def adds_up(model: keras.Model, metric: keras.metrics.Metric) -> bool:
-    """Whether the states of a metric over parts of the data add up to those over all.
+    """Return whether a metric's states over parts of the data sum to its state over all data.
 
-    They do in Keras's own classes that a model is compiled with, and in the means of its losses. A
-    function may return one number for a batch, and a class or a `train_step` of the user's own may
-    do anything with what it sees.
+    The states of Keras metric classes from `compile` and of mean losses can be summed. A metric
+    function may return one number per batch, and a custom class or `train_step` may use arguments
+    in any way.
     """
     kind = type(metric)
     if kind is keras.metrics.Sum:
         return True
     compiled = [getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss")]
-    known = [model._loss_tracker, *(m for each in compiled if each for m in each.metrics)]
+    known = [model._loss_tracker, *(m for group in compiled if group for m in group.metrics)]
     is_function = kind is keras.metrics.MeanMetricWrapper
-    is_kerass = kind.__module__.partition(".")[0] == "keras" and not is_function
-    return is_kerass and any(metric is each for each in known)
+    is_keras_metric = kind.__module__.partition(".")[0] == "keras" and not is_function
+    return is_keras_metric and any(metric is group for group in known)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics of a model, among them those that it is compiled with."""
+    """Return all metrics of a model, including the metrics of `compile`."""
     groups = [m.metrics if isinstance(m, CompileMetrics) else [m] for m in model.metrics]
     return [metric for group in groups for metric in group]
 
 
 @dataclass(frozen=True)
 class _Updates(Hook):
-    """Stands before each metric whose states do not add up."""
+    """A hook that wraps the updates of metrics whose states cannot be summed over ranks."""
 
     name: ClassVar[str] = "updates"
 
@@ -60,95 +60,100 @@ class _Updates(Hook):
         inner: Callable[..., None],
         rows: Rows,
         metric: keras.metrics.Metric,
-        *given: tf.Tensor,
+        *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Of the collection of compiled metrics, stand before its members."""
+        """Update a metric through `update_metric` if its states cannot be summed over ranks."""
         if not isinstance(metric, CompileMetrics):
-            own = inner if adds_up(self.model, metric) else partial(self.see, inner, rows, metric)
-            own(*given, **named)
+            update = (
+                inner
+                if adds_up(self.model, metric)
+                else partial(self.update_metric, inner, rows, metric)
+            )
+            update(*arguments, **named)
             return
         if not metric.built:
-            metric.build(*given[:2])
+            metric.build(*arguments[:2])
         others = [
-            each
-            for each in metric.metrics
-            if not adds_up(self.model, each) and "update_state" not in vars(each)
-        ]  # one that the model keeps in an attribute, too, has its hook already
-        for each in others:
-            each.update_state = partial(self.see, each.update_state, rows, each)
+            member
+            for member in metric.metrics
+            if not adds_up(self.model, member) and "update_state" not in vars(member)
+        ]  # a metric that is also an attribute of the model has its hook already
+        for member in others:
+            member.update_state = partial(self.update_metric, member.update_state, rows, member)
         try:
-            inner(*given, **named)
+            inner(*arguments, **named)
         finally:
-            for each in others:
-                del each.update_state
+            for member in others:
+                del member.update_state
 
-    def see(
+    def update_metric(
         self,
         inner: Callable[..., None],
         rows: Rows,
         metric: keras.metrics.Metric,
-        *given: tf.Tensor,
+        *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """What such a metric sees of a batch; traced."""
+        """Update a metric with the arguments of a batch, while the step is traced."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class WholeMetrics(_Updates):
-    """Metrics see the batch of all ranks, in the order of ranks, and have the same states on all.
+    """Passes the batches of all ranks, in rank order, to metrics; all ranks get equal states.
 
-    A number of a part, such as a loss of a `train_step` of the user's own, counts as a mean over
-    its rows.
+    A scalar argument, such as a loss from a custom `train_step`, is treated as the mean over this
+    rank's rows, and averaged over the ranks.
 
     Args:
-        model: whose seam has a `WholeBatch`, too.
+        model: Model that also has a `WholeBatch` hook, which provides sums over ranks.
     """
 
     @property
-    def sums(self) -> Sums:
-        """What adds up over the ranks in a step."""
-        whole = next(hook for hook in seam(self.model).hooks if isinstance(hook, WholeBatch))
+    def sums(self) -> ReplicaSums:
+        """The collective sums over ranks in the step that is being traced."""
+        whole = next(hook for hook in hooks_of(self.model).hooks if isinstance(hook, WholeBatch))
         return whole.sums
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Numbers that are no results of metrics are those of the whole batch."""
+        """Average over the ranks the scalars in the logs that are not results of metrics."""
         return self._logs(inner(data), rows)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Likewise."""
+        """Average over the ranks the scalars in the logs that are not results of metrics."""
         return self._logs(inner(data), rows)
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:
         sums = self.sums
-        # The result of a metric may be its variable itself.
+        # A custom step may return a metric's variable instead of its value.
         logs = {
-            name: each.value if isinstance(each, keras.Variable) else each
-            for name, each in logs.items()
+            name: value.value if isinstance(value, keras.Variable) else value
+            for name, value in logs.items()
         }
-        numbers = {name: each for name, each in logs.items() if _is_number(each)}
-        # Where these are the names of the metrics, Keras asks the metrics once more.
+        numbers = {name: value for name, value in logs.items() if _is_number(value)}
+        # If the logs have exactly the names of the metrics, Keras computes them again from the
+        # states.
         if not (sums.within and numbers) or logs.keys() == self.model.get_metrics_result().keys():
             return logs
         means = sums.mean(list(numbers.values()), rows, "logs")
         return logs | dict(zip(numbers, means, strict=True))
 
-    def see(
+    def update_metric(
         self,
         inner: Callable[..., None],
         rows: Rows,
         metric: keras.metrics.Metric,
-        *given: tf.Tensor,
+        *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """What all ranks have of it."""
+        """Update a metric with the rows of all ranks, and with the means of scalars."""
         sums = self.sums
         if not sums.within or rows is None:
-            inner(*given, **named)
+            inner(*arguments, **named)
             return
-        leaves = keras.tree.flatten((given, named))
-        _refuse_odd(metric, leaves)
+        leaves = keras.tree.flatten((arguments, named))
+        _refuse_sparse(metric, leaves)
         batches = [leaf for leaf in leaves if _is_batch(leaf, rows)]
         masks = [mask_of(leaf) for leaf in batches]
         numbers = [leaf for leaf in leaves if _is_number(leaf)]
@@ -158,57 +163,57 @@ class WholeMetrics(_Updates):
         new = {id(leaf): next(joined) for leaf in batches}
         new |= {id(leaf): mean for leaf, mean in zip(numbers, means, strict=True)}
         for leaf, mask in zip(batches, masks, strict=True):
-            masked(new[id(leaf)], None if mask is None else next(joined))
-        given, named = keras.tree.map_structure(lambda v: new.get(id(v), v), (given, named))
-        inner(*given, **named)
-        seam(self.model).alike |= {id(variable) for variable in metric.variables}
+            attach_mask(new[id(leaf)], None if mask is None else next(joined))
+        arguments, named = keras.tree.map_structure(lambda v: new.get(id(v), v), (arguments, named))
+        inner(*arguments, **named)
+        hooks_of(self.model).alike |= {id(variable) for variable in metric.variables}
 
 
 @dataclass(frozen=True, eq=False)
 class SeenByMetrics(_Updates):
-    """What metrics see on this rank, to be shown afterwards to those of all ranks.
+    """Records the arguments of metric updates on this rank, to repeat the updates on all ranks.
 
-    There is one of a model: what Keras has compiled with it is used again.
+    Each model has only one recorder, because the compiled test function refers to this object.
     """
 
     log: list[Seen] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: keras.Model) -> SeenByMetrics:
-        """That of a model."""
-        found: SeenByMetrics | None = vars(model).get("_labkit_seen")
-        if found is None:
-            found = model._labkit_seen = cls(model)
-        return found
+        """Return the recorder of a model; the first call creates the recorder."""
+        recorder: SeenByMetrics | None = vars(model).get("_labkit_seen")
+        if recorder is None:
+            recorder = model._labkit_seen = cls(model)
+        return recorder
 
-    def see(
+    def update_metric(
         self,
         inner: Callable[..., None],
         rows: Rows,
         metric: keras.metrics.Metric,
-        *given: tf.Tensor,
+        *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Note it; the metric sees it, too, as it may be made by this."""
-        inner(*given, **named)
-        leaves = keras.tree.flatten((given, named))
-        _refuse_odd(metric, leaves)
-        number = next(n for n, each in enumerate(metrics_of(self.model)) if each is metric)
+        """Record the arguments, and update the metric, because the first update may build it."""
+        inner(*arguments, **named)
+        leaves = keras.tree.flatten((arguments, named))
+        _refuse_sparse(metric, leaves)
+        number = next(n for n, known in enumerate(metrics_of(self.model)) if known is metric)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
         masks = {n: mask_of(leaf) for n, leaf in enumerate(tensors) if is_masked(leaf)}
 
         def note(count: np.ndarray, *values: np.ndarray) -> None:
-            own = iter(values)
-            seen = [next(own) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+            remaining = iter(values)
+            seen = [next(remaining) if tf.is_tensor(leaf) else leaf for leaf in leaves]
             if count:
-                nest = keras.tree.pack_sequence_as((given, named), seen)
-                self.log.append((number, nest, dict(zip(masks, own, strict=True))))
+                nest = keras.tree.pack_sequence_as((arguments, named), seen)
+                self.log.append((number, nest, dict(zip(masks, remaining, strict=True))))
 
         count = tf.constant(1) if rows is None else tf.cast(rows, tf.int32)
         tf.numpy_function(note, [count, *tensors, *masks.values()], [])
 
     def show_all(self, communicator: Communicator) -> None:
-        """Show each metric what it saw on all ranks, from the first on (collective)."""
+        """Update metrics with the recorded arguments of all ranks, in rank order (collective)."""
         metrics = metrics_of(self.model)
         for metric in metrics:
             if not adds_up(self.model, metric):
@@ -222,21 +227,21 @@ class SeenByMetrics(_Updates):
             ]
             tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
             for place, mask in masks.items():
-                masked(tensors[place], tf.constant(mask))
-            given, named = keras.tree.pack_sequence_as(nest, leaves)
-            metrics[number].update_state(*given, **named)
+                attach_mask(tensors[place], tf.constant(mask))
+            arguments, named = keras.tree.pack_sequence_as(nest, leaves)
+            metrics[number].update_state(*arguments, **named)
 
 
-def _refuse_odd(metric: keras.metrics.Metric, leaves: list[tf.Tensor]) -> None:
+def _refuse_sparse(metric: keras.metrics.Metric, leaves: list[tf.Tensor]) -> None:
     if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in leaves):
         raise InvalidInput(
-            f"metric {metric.name!r} ({type(metric).__name__}) sees ragged or sparse values, which "
-            "ranks do not gather; give it dense ones (to_tensor, tf.sparse.to_dense)"
+            f"metric {metric.name!r} ({type(metric).__name__}) receives ragged or sparse values, "
+            "which ranks do not gather; give it dense ones (to_tensor, tf.sparse.to_dense)"
         )
 
 
 def _is_batch(value: tf.Tensor, rows: Rows) -> bool:
-    """Whether a tensor has a row for each one of the batch, or what stands in for none."""
+    """Return whether a tensor has one row per batch row, or one row in place of an empty batch."""
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return False
     known = None if value.shape.rank is None else value.shape[0]

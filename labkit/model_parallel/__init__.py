@@ -1,1 +1,1 @@
-"""Models cut across ranks: into stages, into slices of layers, or over a grid of machines."""
+"""Models divided across ranks: into stages, into slices of layers, or over a grid of machines."""

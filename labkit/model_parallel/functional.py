@@ -1,4 +1,4 @@
-"""What Keras knows of a built model: its layers, who calls them on what, and what they look at."""
+"""Access to the layer graph of a built Keras model: layers, calls, masks, and modifications."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-# What `keras.tree` maps over.
+# Nested structures that `keras.tree` can traverse.
 Nest: TypeAlias = "tf.Tensor | Sequence[Nest] | Mapping[str, Nest] | None"
 
-# Activations that act on each unit alone, so that a part of the units needs no other.
+# Activations that act on each unit separately, so they can run on a part of the units.
 ELEMENTWISE = (
     *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
     *("tanh", "sigmoid", "hard_sigmoid", "hard_silu", "softplus", "softsign", "exponential"),
@@ -26,41 +26,41 @@ _REGULAR = ("kernel", "bias", "embeddings", "activity", "gamma", "beta")
 
 
 def functional_of(model: keras.Model) -> Functional:
-    """The model as one whose layers are known.
+    """Return the functional model behind a Keras model, which holds the graph of its layers.
 
     Raises:
-        InvalidInput: it hides them.
+        InvalidInput: If the model has no layer graph, like subclassed and unbuilt models.
     """
-    found = model._functional if isinstance(model, keras.Sequential) else model
-    if not hasattr(found, "_nodes_by_depth"):
+    functional = model._functional if isinstance(model, keras.Sequential) else model
+    if not hasattr(functional, "_nodes_by_depth"):
         raise InvalidInput(
             f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts with "
             "keras.Input, or a functional keras.Model"
         )
-    return found
+    return functional
 
 
 def nodes_of(functional: Functional) -> list[Node]:
-    """The calls of its layers, in an order in which they can be made."""
-    # Keras counts depth from the outputs: what is deepest comes first.
+    """Return the calls of the model's layers in topological order."""
+    # Keras counts depth from the outputs, so the deepest nodes come first.
     depths = sorted(functional._nodes_by_depth, reverse=True)
     return [node for depth in depths for node in functional._nodes_by_depth[depth]]
 
 
 def leaves(functional: Functional, x: Nest) -> list[Nest]:
-    """The inputs that a model is given, in the order in which it has them."""
+    """Return the tensors in x as a list, in the order of the model's inputs."""
     if isinstance(x, Mapping) and not isinstance(functional._inputs_struct, dict):
-        return [x[each.name] for each in functional.inputs]
+        return [x[tensor.name] for tensor in functional.inputs]
     return list(keras.tree.flatten(x))
 
 
 def mask_of(tensor: tf.Tensor | keras.KerasTensor) -> tf.Tensor | keras.KerasTensor | None:
-    """The mask that Keras has attached to a tensor, if any: what layers behind it leave out."""
+    """Return the mask that Keras has attached to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
-def masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """The tensor with this mask attached, as Keras does it; with None: without any."""
+def attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Attach this mask to the tensor as Keras does, and return the tensor; None removes a mask."""
     tensor._keras_mask = mask
     return tensor
 
@@ -70,39 +70,42 @@ def is_masked(tensor: keras.KerasTensor) -> bool:
     return mask_of(tensor) is not None
 
 
-def refuse_lost_masks(functional: Functional) -> None:
-    """Refuse attention that reads masks, where masks of a whole model must be known by its graph.
+def reject_lost_masks(functional: Functional) -> None:
+    """Raise an error for attention layers that read masks, because the graph loses these masks.
 
-    Keras's MultiHeadAttention takes the masks off the tensors that it reads, when it is called: who
-    reads these behind it finds none. The graph of the model does not know of it.
+    When called, Keras's MultiHeadAttention removes the masks from its input tensors. Layers that
+    read the same tensors later find no mask, but the model's graph does not show the removal.
+
+    Raises:
+        InvalidInput: If an attention layer reads a tensor with a mask.
     """
     for node in nodes_of(functional):
         attends = isinstance(node.operation, keras.layers.MultiHeadAttention)
         if attends and any(map(is_masked, node.arguments.keras_tensors)):
             raise InvalidInput(
-                f"layer {node.operation.name!r} takes the masks off what it reads, so that nobody "
-                "knows which masks pass over a cut or count in a loss of parts: use "
+                f"layer {node.operation.name!r} removes the masks of its inputs, so the masks that "
+                "cross a cut or count in the loss of a part are unknown: use "
                 "lk.TensorParallel or lk.AllReduce in one replica, or give the mask as "
-                "attention_mask, to tensors without one of their own"
+                "attention_mask, to tensors without masks"
             )
 
 
-def adapted(layer: keras.Layer) -> str:
-    """What Keras has made of a layer's own weights, or of a part's; "" where they are as built.
+def weight_modification(layer: keras.Layer) -> str:
+    """Describe Keras's modification of a layer's weights; "" if the weights are as built.
 
-    Low-rank weights beside a kernel, or whole numbers in its place, are no part of a slice.
+    Low-rank weights and quantized weights cannot be divided into slices.
     """
-    for part in layer._flatten_layers():
-        if getattr(part, "lora_enabled", False):
+    for sublayer in layer._flatten_layers():
+        if getattr(sublayer, "lora_enabled", False):
             return "it has low-rank weights (enable_lora)"
-        if mode := getattr(part, "quantization_mode", None):
+        if mode := getattr(sublayer, "quantization_mode", None):
             return f"it is quantized to {mode}"
     return ""
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Whether no regularizer and no constraint looks at all of its weights at once."""
-    # Attention keeps them under private names.
+    """Whether no regularizer and no constraint reads all weights of the layer at once."""
+    # Attention layers store these fields under private names.
     prefixes = [f"{lead}{of}_" for of in _REGULAR for lead in ("", "_")]
     names = [f"{of}{what}" for of in prefixes for what in ("regularizer", "constraint")]
     return all(getattr(layer, name, None) is None for name in names)

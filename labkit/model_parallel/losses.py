@@ -1,4 +1,4 @@
-"""The losses that a model is compiled with, of parts of a batch: each counts as Keras counts it."""
+"""The losses of a compiled model on parts of a batch, with the weighting of Keras."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.model_parallel.functional import (
     Nest,
+    attach_mask,
     functional_of,
     is_masked,
     leaves,
     mask_of,
-    masked,
-    refuse_lost_masks,
+    reject_lost_masks,
 )
 
 if TYPE_CHECKING:
     from keras.src.models.functional import Functional
 
 Counts: TypeAlias = "npt.NDArray[np.float64] | None"
-Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # weights of samples, and `Counts`
-# Of a loss, targets, predictions and weights of samples: a number.
-Each: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
+Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights and `Counts`
+# A function of a loss, targets, predictions and sample weights that returns a scalar.
+LossCall: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
 _MEANS = ("sum_over_batch_size", "mean")
-_OF_BATCH = (keras.losses.Circle,)  # whose numbers, one a sample, are of pairs of the batch
+_OF_BATCH = (keras.losses.Circle,)  # each sample's value depends on pairs of the whole batch
 
 
-class Aims(NamedTuple):
-    """Targets, weights of samples (or None) and the masks of predictions, of the same rows.
+class LossTargets(NamedTuple):
+    """Targets, sample weights (or None) and prediction masks of the same rows.
 
-    Where these are some time steps of all, `steps` says how many.
+    If the rows contain only some time steps, `steps` is the number of these steps.
     """
 
     y: Nest
@@ -47,84 +47,88 @@ class Aims(NamedTuple):
 
 
 class Losses:
-    r"""The loss of a batch as the sum of those of its parts.
+    r"""The loss of a batch as the sum of the losses of its parts.
 
-    A loss of Keras is \(L = \frac{1}{D} \sum_k w_k l_k\) over values k that no mask leaves out. By
-    its reduction D is their number, the sum of their weights, or 1. Of parts i
-    \(L = \sum_i \frac{D_i}{D} L_i\), where i counts by its rows alone if \(D_i\) is in proportion
-    to them. Else D is added up over all parts before the first of them goes through the model: it
-    takes targets, weights, and masks that come from the inputs.
+    A Keras loss is \(L = \frac{1}{D} \sum_k w_k l_k\) over all unmasked values k. Depending on the
+    reduction, D is the number of values, the sum of their weights, or 1. For parts i,
+    \(L = \sum_i \frac{D_i}{D} L_i\). If \(D_i\) is proportional to the number of rows in part i,
+    this number alone determines the part's weight. Otherwise D is summed over all parts before the
+    first part runs. This sum needs targets, sample weights, and masks computed from the inputs.
 
     Args:
-        model: the whole one, compiled.
-        readers: those that divide the batch: a loss is of all of their rows.
-        parts: into which each of them divides its rows.
+        model: The whole model, compiled.
+        readers: Communicator of the ranks that divide the batch; a loss covers all their rows.
+        parts: Number of parts into which each reader divides its rows.
 
     Raises:
-        InvalidInput: a loss that is not one number; a mask that only weights can tell.
+        InvalidInput: If a loss is not a scalar, or if a mask depends on weights.
     """
 
     def __init__(self, model: keras.Model, readers: Communicator, parts: int) -> None:
         self._graph, self._readers = functional_of(model), readers
-        self._alone = parts == readers.size == 1
-        # Keras's own object: it knows which loss is of which target and prediction.
-        given = model._compile_loss
-        kind, weights = type(given), given._user_loss_weights
-        self._compiled = kind(given._user_loss, weights, output_names=given.output_names)
-        self._by_rows: bool | None = None  # not known yet
-        self._sums: list[bool] = []  # of losses: which ones divide by nothing
-        self._masking = None if self._alone else _masking(self._graph)
+        self._single_part = parts == readers.size == 1
+        # The Keras object maps each loss to its target and prediction.
+        loss = model._compile_loss
+        kind, weights = type(loss), loss._user_loss_weights
+        self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
+        self._by_rows: bool | None = None  # None until the first batch
+        self._sums: list[bool] = []  # for each loss: whether it is a plain sum
+        self._masking = None if self._single_part else _masking(self._graph)
 
     def __call__(self, y: Nest, predicted: Nest, weight: Weighted) -> tf.Tensor:
-        """The loss of a part.
+        """Return the loss of one part of a batch.
 
         Args:
-            y: targets.
-            predicted: the outputs of the model, with their masks.
-            weight: weights of samples, and what `counts` has found for this part.
+            y: Targets.
+            predicted: Outputs of the model, with their masks.
+            weight: Sample weights, and the result of `counts` for this part.
         """
         samples, counts = weight
 
-        def counted(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            value = loss(*given)
+        def counted(number: int, loss: keras.Loss, *arguments: tf.Tensor | None) -> tf.Tensor:
+            value = loss(*arguments)
             return value if counts is None else value * tf.cast(counts[number], value.dtype)
 
         return self._total(counted, y, predicted, samples)
 
     def masks(self, x: Nest) -> list[tf.Tensor | None]:
-        """Those of the outputs of a batch, ahead of these."""
-        found = iter([] if self._masking is None else self._masking(leaves(self._graph, x)))
-        return [next(found, None) if is_masked(output) else None for output in self._graph.outputs]
+        """Return the masks of a batch's outputs, computed from the inputs alone."""
+        masks = iter([] if self._masking is None else self._masking(leaves(self._graph, x)))
+        return [next(masks, None) if is_masked(output) else None for output in self._graph.outputs]
 
-    def counts(self, parts: Sequence[Aims], shares: Sequence[float]) -> list[Counts]:
-        """What each part counts in each loss, in units of its share (collective).
+    def counts(self, parts: Sequence[LossTargets], shares: Sequence[float]) -> list[Counts]:
+        """Return each part's weight in each loss, divided by the part's share (collective call).
+
+        A weight of None means that the number of rows determines the part's weight.
 
         Args:
-            parts: of this rank's rows.
-            shares: by which the losses of parts are multiplied besides.
+            parts: Parts of this rank's rows.
+            shares: Factors by which the caller multiplies the losses of the parts.
         """
         if self._by_rows is None:
-            divisors = self._look(parts[0], 1)
+            divisors = self._divisors(parts[0], 1)
             self._by_rows = all(divisor.by_rows for divisor in divisors)
             self._sums = [divisor.sums for divisor in divisors]
-        if self._alone or self._by_rows:
+        if self._single_part or self._by_rows:
             return [None] * len(parts)
-        own = np.array([[float(each.value) for each in self._look(part)] for part in parts])
+        local = np.array([[float(d.value) for d in self._divisors(part)] for part in parts])
         rows = sum(map(_rows, parts))
-        total, *of_all = self._readers.tally(np.array([rows, *own.sum(axis=0)]), "a loss's parts")
-        whole = np.where(np.logical_or(self._sums, np.array(of_all) <= 0), 1.0, of_all)
-        # Gradients of readers are averaged by their rows afterwards.
-        units = total / max(rows, 1) / whole
+        total, *totals = self._readers.allreduce_small(
+            np.array([rows, *local.sum(axis=0)]), "a loss's parts"
+        )
+        divisor = np.where(np.logical_or(self._sums, np.array(totals) <= 0), 1.0, totals)
+        # The readers' gradients are averaged later, weighted by rows; `total / rows` undoes that.
+        units = total / max(rows, 1) / divisor
         return [
-            row * units / share if share else None for row, share in zip(own, shares, strict=True)
+            row * units / share if share else None for row, share in zip(local, shares, strict=True)
         ]
 
-    def _look(self, part: Aims, rows: int | None = None) -> list[Divisor]:
-        """What each loss divides by."""
-        found: list[Divisor] = []
+    def _divisors(self, part: LossTargets, rows: int | None = None) -> list[Divisor]:
+        """Return the divisor of each loss for a part, or for the first `rows` rows of the part."""
+        divisors: list[Divisor] = []
 
-        def look(number: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            found.append(Divisor(loss, *given))
+        def record(number: int, loss: keras.Loss, *arguments: tf.Tensor | None) -> tf.Tensor:
+            divisors.append(Divisor(loss, *arguments))
             return tf.zeros(())
 
         of = part.y, part.weight, list(part.masks)
@@ -134,89 +138,99 @@ class Losses:
         like = flat if len(flat) == len(specs) else flat[:1] * len(specs)
         masks = masks or [None] * len(specs)
         blank = [
-            masked(_zeros(spec, each, part.steps), mask)
+            attach_mask(_zeros(spec, each, part.steps), mask)
             for spec, each, mask in zip(specs, like, masks, strict=True)
         ]
-        self._total(look, y, nested(self._graph, blank), weight)
-        return found
+        self._total(record, y, nested(self._graph, blank), weight)
+        return divisors
 
-    def _total(self, each: Each, y: Nest, predicted: Nest, samples: tf.Tensor | None) -> tf.Tensor:
-        """Keras's sum of losses, with another function in the place of each."""
+    def _total(
+        self, each: LossCall, y: Nest, predicted: Nest, samples: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Return Keras's sum of losses, with the function `each` in place of each loss."""
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
-            compiled.metrics[:] = [None] * len(compiled.metrics)  # nobody asks for its means
-        return with_each(compiled, each, lambda: compiled(y, predicted, samples))
+            compiled.metrics[:] = [None] * len(compiled.metrics)  # Keras's mean metrics are unused
+        return with_loss_function(compiled, each, lambda: compiled(y, predicted, samples))
 
 
-def with_each(compiled: keras.Loss, each: Each, call: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """What a call of Keras's sum of losses returns, with another function in the place of each."""
-    own = compiled._flat_losses
+def with_loss_function(
+    compiled: keras.Loss, loss_function: LossCall, call: Callable[[], tf.Tensor]
+) -> tf.Tensor:
+    """Return Keras's sum of losses with another function in place of each loss.
+
+    Args:
+        compiled: Keras's object for the sum of a model's losses.
+        loss_function: Function (number, loss, targets, predictions, sample weights) -> value.
+        call: Function that calls `compiled`, and whose result is returned.
+    """
+    original = compiled._flat_losses
     compiled._flat_losses = [
-        entry._replace(loss=partial(each, number, entry.loss)) for number, entry in enumerate(own)
+        entry._replace(loss=partial(loss_function, number, entry.loss))
+        for number, entry in enumerate(original)
     ]
     try:
         return call()
     finally:
-        compiled._flat_losses = own
+        compiled._flat_losses = original
 
 
-def build(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
-    """Let Keras's sum of losses find out which loss is of what, by a call that counts nothing."""
-    if not compiled.built:  # in a graph that nobody runs, as its metrics count what they see
+def build_losses(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
+    """Let Keras map losses to outputs with a traced call that does not update the metrics."""
+    if not compiled.built:  # the traced graph never runs, because metrics count each call
         tf.function(call, autograph=False).get_concrete_function()
 
 
 class WholeLosses:
-    """The mean loss of batches of which several ranks have parts, part by part."""
+    """The mean loss over batches whose rows are divided among several ranks."""
 
     def __init__(self) -> None:
-        self._parts: dict[
-            int, np.ndarray
-        ] = {}  # by batch: rows; numerator and divisor of each loss
+        # An array per batch number: the rows, then the numerator and the divisor of each loss.
+        self._parts: dict[int, np.ndarray] = {}
         self._weights: list[float] = []
 
     def add(
         self, batch: int, compiled: keras.Loss, y: Nest, predicted: Nest, weight: Nest, rows: int
     ) -> None:
-        """Count a part; Keras's metrics count it, too.
+        """Record the losses of one part of a batch, and update Keras's metrics with the part.
 
         Args:
-            batch: number of the batch, the same on all ranks.
-            compiled: the losses of a model.
-            y, predicted, weight: as Keras gives them.
-            rows: of the part.
+            batch: Number of the batch, equal on all ranks.
+            compiled: Keras's object for the sum of a model's losses.
+            y, predicted, weight: Targets, predictions and sample weights, as for Keras.
+            rows: Number of rows in the part.
         """
-        found: list[float] = [rows]
+        sums: list[float] = [rows]
 
-        def each(_: int, loss: keras.Loss, *given: tf.Tensor | None) -> tf.Tensor:
-            value, divisor = loss(*given), Divisor(loss, *given)
+        def record(_: int, loss: keras.Loss, *arguments: tf.Tensor | None) -> tf.Tensor:
+            value, divisor = loss(*arguments), Divisor(loss, *arguments)
             count = float(divisor.value)
-            found.extend([float(value) * count, 0.0 if divisor.sums else count])
+            sums.extend([float(value) * count, 0.0 if divisor.sums else count])
             return value
 
-        build(compiled, lambda: compiled(y, predicted, weight))
-        with_each(compiled, each, lambda: compiled(y, predicted, weight))
-        self._parts[batch] = np.array(found)
+        build_losses(compiled, lambda: compiled(y, predicted, weight))
+        with_loss_function(compiled, record, lambda: compiled(y, predicted, weight))
+        self._parts[batch] = np.array(sums)
         weights = [entry.loss_weights for entry in compiled._flat_losses]
-        self._weights = [1.0 if each is None else float(each) for each in weights]
+        self._weights = [1.0 if record is None else float(record) for record in weights]
 
     def mean(self, communicator: Communicator) -> float:
-        """Over the batches, by their rows (collective)."""
-        told = communicator.allgather((self._parts, self._weights), "the losses of parts")
-        weights = np.array(max((known for _, known in told), key=len))
+        """Return the mean loss over all batches, weighted by their rows (collective call)."""
+        results = communicator.allgather((self._parts, self._weights), "the losses of parts")
+        weights = np.array(max((weights_of_rank for _, weights_of_rank in results), key=len))
         batches: dict[int, np.ndarray] = {}
-        for number, part in (pair for parts, _ in told for pair in parts.items()):
+        for number, part in (pair for parts, _ in results for pair in parts.items()):
             batches[number] = batches.get(number, 0.0) + part
         rows = np.array([part[0] for part in batches.values()])
         numerators = np.array([part[1::2] for part in batches.values()])
         divisors = np.array([part[2::2] for part in batches.values()])
-        losses = numerators / np.where(divisors == 0, 1.0, divisors)  # a sum divides by nothing
+        losses = numerators / np.where(divisors == 0, 1.0, divisors)  # a plain sum has no divisor
         return float(rows @ losses @ weights / rows.sum())
 
 
 def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
-    """Outputs in the structure in which the model returns them."""
+    """Return the outputs in the structure in which the model returns them."""
     return (
         outputs[0]
         if len(outputs) == 1
@@ -225,21 +239,22 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """What a loss divides the sum of its values by: Keras's sum, with ones for the values.
+    """The divisor of a loss: Keras's sum with every value replaced by 1.
 
     Args:
-        loss: of Keras.
-        y, predicted, weight: of some rows; predictions only lend their shape and mask.
+        loss: A Keras loss.
+        y, predicted, weight: Targets, predictions and sample weights of some rows; of the
+            predictions only shape and mask matter.
 
     Attributes:
-        value: the number; 1 for a sum.
-        sums: whether the loss divides by nothing.
-        by_rows: whether the number is in proportion to rows.
-        of_batch: whether the loss is of a batch as a whole, which nobody can divide among its
-            parts: it is taken for a mean over rows.
+        value: The divisor; 1 for a plain sum.
+        sums: Whether the loss is a plain sum.
+        by_rows: Whether the divisor is proportional to the number of rows.
+        of_batch: Whether the loss is defined only for the whole batch; such a loss counts as a mean
+            over rows.
 
     Raises:
-        InvalidInput: the loss has a number for each sample.
+        InvalidInput: If the loss returns a value for each sample.
     """
 
     def __init__(
@@ -247,21 +262,21 @@ class Divisor(keras.losses.Loss):
     ) -> None:
         if loss.reduction in (None, "none"):
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={loss.reduction!r}: a number for each sample, "
-                "but training in parts goes back from one; use 'sum' or 'sum_over_batch_size'"
+                f"loss {loss.name!r} has reduction={loss.reduction!r}: one value per sample, "
+                "but training in parts needs a scalar; use 'sum' or 'sum_over_batch_size'"
             )
         super().__init__(loss.name, "sum", loss.dtype)
         self._loss, self.sums = loss, loss.reduction == "sum"
         self.by_rows = loss.reduction in _MEANS and not is_masked(predicted)
         self.of_batch = type(loss).__call__ is not keras.Loss.__call__
         weighs = loss.reduction == "mean_with_sample_weight"
-        found = tf.reduce_sum(self(y, predicted, weight if weighs else None))
+        divisor = tf.reduce_sum(self(y, predicted, weight if weighs else None))
         if self.of_batch:
             self.by_rows, self.sums = True, False
-        self.value = tf.ones_like(found) if self.sums else found
+        self.value = tf.ones_like(divisor) if self.sums else divisor
 
     def call(self, y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
-        """Ones, with the mask that the loss itself makes of targets."""
+        """Return 1 for each value of the loss, with the mask that it derives from the targets."""
         rows = tf.shape(keras.tree.flatten(y)[0])[:1]
         if self.of_batch:
             return tf.ones(rows, self.dtype)
@@ -269,26 +284,30 @@ class Divisor(keras.losses.Loss):
         self.by_rows = self.by_rows and not is_masked(values)
         self.of_batch = not values.shape.rank or isinstance(self._loss, _OF_BATCH)
         ones = tf.ones_like(values) if values.shape.rank else tf.ones(rows, values.dtype)
-        return masked(ones, mask_of(values))
+        return attach_mask(ones, mask_of(values))
 
 
 def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | None:
-    """A function of the inputs that makes the masks of the outputs alone."""
-    found = [mask_of(output) for output in graph.outputs if is_masked(output)]
-    if not found:
+    """Return a function from inputs to output masks, or None if no output has a mask.
+
+    Raises:
+        InvalidInput: If the masks depend on weights.
+    """
+    output_masks = [mask_of(output) for output in graph.outputs if is_masked(output)]
+    if not output_masks:
         return None
-    refuse_lost_masks(graph)
-    model = keras.Model(graph.inputs, found)
+    reject_lost_masks(graph)
+    model = keras.Model(graph.inputs, output_masks)
     if model.variables:
         raise InvalidInput(
-            f"the mask of the predictions depends on weights ({model.variables[0].path}), but how "
-            "much each part of a batch counts must be known before; use one micro-batch and one "
+            f"the mask of the predictions depends on weights ({model.variables[0].path}), but the "
+            "weight of each part of a batch must be known before; use one micro-batch and one "
             "replica, or make the mask from the inputs (Embedding(mask_zero=True), Masking)"
         )
 
     def masks(x: list[Nest]) -> list[tf.Tensor]:
-        found: list[tf.Tensor] = keras.tree.flatten(model(x))
-        return found
+        values: list[tf.Tensor] = keras.tree.flatten(model(x))
+        return values
 
     compiled: Callable[[list[Nest]], list[tf.Tensor]] = tf.function(
         masks, autograph=False, reduce_retracing=True
@@ -300,11 +319,11 @@ def _first(value: tf.Tensor | None, rows: int | None) -> tf.Tensor | None:
     return None if value is None else value[:rows]
 
 
-def _rows(part: Aims) -> int:
+def _rows(part: LossTargets) -> int:
     return len(keras.tree.flatten(part.y)[0])
 
 
 def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
-    """What could be predictions for these targets, which know what the shape leaves open."""
+    """Return zeros in the shape of the predictions; open dimensions have the targets' lengths."""
     rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
     return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)

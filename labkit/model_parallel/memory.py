@@ -1,4 +1,4 @@
-"""What a rank keeps in memory: tensors by kind, and the peak of its process."""
+"""Memory of a rank: bytes of tensors by kind, and the peak memory of its process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import keras
 
-Bytes: TypeAlias = dict[str, int | None]  # by kind; None where nobody knows
+Bytes: TypeAlias = dict[str, int | None]  # bytes by kind; None: unknown
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -21,13 +21,13 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes that a rank keeps while it trains, by kind (see `stages.footprint.KINDS`).
+    """The bytes that a rank stores during training, by kind (see `stages.footprint.KINDS`).
 
     Attributes:
-        stages: their numbers; of a model that is not cut into stages only 0.
-        whole: all weights of the model, which a rank holds before and after training.
-        measured: real tensors.
-        predicted: what shapes and the schedule say.
+        stages: Numbers of the rank's stages; [0] for a model without stages.
+        whole: Bytes of all weights of the model, which a rank stores before and after training.
+        measured: Bytes of real tensors.
+        predicted: Bytes predicted from shapes and the schedule.
     """
 
     stages: list[int]
@@ -36,25 +36,25 @@ class Memory:
     predicted: Bytes
 
     def trained(self) -> dict[str, int]:
-        """Of the weights that this rank trains, their gradients and its optimizer."""
+        """Return the bytes of this rank's weights, gradients and optimizer state, by kind."""
         gradients = self.measured["gradients"] or self.predicted["gradients"]
-        kept = self.measured | {"gradients": gradients}
-        return {kind: kept[kind] or 0 for kind in ("weights", "gradients", "optimizer")}
+        values = self.measured | {"gradients": gradients}
+        return {kind: values[kind] or 0 for kind in ("weights", "gradients", "optimizer")}
 
 
 def reset_peak() -> None:
-    """Let the peak of this process begin here (Linux; elsewhere it began with the process)."""
-    with suppress(OSError):  # not there on macOS, read-only in some containers
+    """Reset the peak memory of this process (Linux only; elsewhere the peak is never reset)."""
+    with suppress(OSError):  # missing on macOS, read-only in some containers
         _CLEAR.write_text("5")
 
 
 def peak() -> int:
-    """The most memory that this process has taken, bytes."""
+    """Return the peak memory of this process, in bytes."""
     if _STATUS.exists():
         lines = _STATUS.read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return maximum if sys.platform == "darwin" else 1024 * maximum
 
 
 def by_kind(
@@ -64,28 +64,28 @@ def by_kind(
     plain: keras.optimizers.Optimizer,
     rows: int,
     look: bool,
-    a_row: int | None = None,
+    bytes_per_row: int | None = None,
 ) -> Memory:
-    """What a rank keeps that trains a model by itself, or some of each layer.
+    """Return the memory of a rank that trains a whole model, or a part of each layer.
 
-    Measured are real tensors: variables of the model and the optimizer, one gradient a trained
-    variable (there while they are applied), and the activations of a pass beside training, see
-    `stages.kept_bytes`. Predicted is what `stages.footprint` knows from shapes.
+    Measured values come from real tensors: variables of the model and the optimizer, one gradient
+    per trained variable, and the activations of a separate pass (`stages.kept_bytes`). Gradients
+    exist only while they are applied. Predicted values come from shapes (`stages.footprint`).
 
     Args:
-        model: the whole one.
-        part: what of it this rank trains.
-        used: the optimizer.
-        plain: an optimizer of the same settings, new.
-        rows: of this rank in a step; 0: not known, and so are the activations.
-        look: whether to measure activations, which takes the tracing of a pass; else None.
-        a_row: bytes of activations that a row is predicted to leave; None: as of
-            `labkit.model_parallel.stages.footprint.activations`.
+        model: The whole model.
+        part: The part of the model that this rank trains.
+        used: The optimizer that trains `part`, with its state.
+        plain: A new optimizer with the same settings, whose state is predicted.
+        rows: Batch rows of this rank per step; 0: unknown, and activations are None.
+        look: Whether to measure activations in a traced pass; if not, the measured value is None.
+        bytes_per_row: Predicted bytes of activations per row; None:
+            `labkit.model_parallel.stages.footprint.activations` predicts them.
     """
     from labkit.model_parallel.stages import footprint, kept_bytes
 
-    known = rows > 0 and _takes_one_tensor(part)
-    own = footprint.weights([part])
+    predictable = rows > 0 and _takes_one_tensor(part)
+    weights = footprint.weights([part])
     return Memory(
         stages=[0],
         whole=nbytes(model.variables),
@@ -93,21 +93,24 @@ def by_kind(
             "weights": nbytes(part.variables),
             "gradients": nbytes(part.trainable_variables),
             "optimizer": nbytes(used.variables),
-            "activations": kept_bytes(part, rows) if known and look else None,
+            "activations": kept_bytes(part, rows) if predictable and look else None,
             "versions": 0,
         },
         predicted={
-            **own,
-            "optimizer": footprint.optimizer(plain, own["gradients"]),
-            "activations": rows * (a_row or footprint.activations(part)) if known else None,
+            **weights,
+            "optimizer": footprint.optimizer(plain, weights["gradients"]),
+            "activations": rows * (bytes_per_row or footprint.activations(part))
+            if predictable
+            else None,
             "versions": 0,
         },
     )
 
 
 def _takes_one_tensor(model: keras.Model) -> bool:
-    """Whether its shapes say all: one input of numbers, and of known lengths but for the rows."""
-    graph = getattr(model, "_functional", model)  # of a keras.Sequential; None before it is built
+    """Whether the model has one numeric input whose shape is known except for the rows."""
+    # The graph of a keras.Sequential is None before the model is built.
+    graph = getattr(model, "_functional", model)
     inputs = getattr(graph, "inputs", None) or []
     nested = isinstance(getattr(graph, "_inputs_struct", None), dict | list | tuple)
     if len(inputs) != 1 or nested:
@@ -116,10 +119,10 @@ def _takes_one_tensor(model: keras.Model) -> bool:
 
 
 def nbytes(variables: Iterable[keras.Variable]) -> int:
-    """Bytes of Keras variables."""
+    """Return the total bytes of Keras variables."""
     return sum(int(variable.value.numpy().nbytes) for variable in variables)
 
 
-def together(*variables: Iterable[keras.Variable]) -> int:
-    """Bytes of all of these Keras variables, each once."""
-    return nbytes({id(each): each for some in variables for each in some}.values())
+def unique_nbytes(*variables: Iterable[keras.Variable]) -> int:
+    """Return the total bytes of these Keras variables; each variable counts once."""
+    return nbytes({id(variable): variable for group in variables for variable in group}.values())

@@ -1,4 +1,4 @@
-"""Messages inside a model as TensorFlow operations, and how many bytes they were."""
+"""Messages inside a model as TensorFlow operations, with counters of their bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import tensorflow as tf
 from labkit.communicator import Communicator
 
 Way: TypeAlias = Literal["forward", "backward"]
-Batch: TypeAlias = npt.NDArray[Any]  # rows first
-# What a function gives to `tf.custom_gradient`: its result, and what makes gradients of gradients.
+Batch: TypeAlias = npt.NDArray[Any]  # axis 0: rows
+# The return type of functions for `tf.custom_gradient`: the result and the gradient function.
 WithGradient: TypeAlias = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class LayerRow(TypedDict):
-    """What a rank has of one layer, and what the layer has sent, in bytes a step.
+    """A rank's part of a layer, and the bytes that the layer sends per step.
 
-    `slices` says how the layer was cut, `why` why it was not; `kernels_bytes` is what the sums of
-    gradients of shared kernels took, over a grid of machines.
+    `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
+    `kernels_bytes` counts the bytes of gradient sums of shared kernels (only on a machine grid).
     """
 
     layer: str
@@ -37,12 +37,12 @@ class LayerRow(TypedDict):
 
 
 class Meter:
-    """Counts what one layer sends.
+    """Byte counters of the messages of one layer.
 
     Attributes:
-        communicator: the ranks that share the layer.
-        payload: bytes that this rank has handed over so far, by "forward" and "backward".
-        wire: bytes that have left it.
+        communicator: Communicator of the ranks that share the layer.
+        payload: Total bytes that this rank gave to the communicator, for "forward", "backward".
+        wire: Total bytes that have left this rank, for "forward" and "backward".
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -50,13 +50,13 @@ class Meter:
         self.payload = {"forward": 0, "backward": 0}
         self.wire = {"forward": 0, "backward": 0}
 
-    def metered(
+    def run_counted(
         self, call: Callable[[Batch], Batch], x: tf.Tensor, way: Way, shape: Sequence[int | None]
     ) -> tf.Tensor:
-        """The result of a call that exchanges messages, of this shape, as an operation.
+        """Return the result of a communicating call, of this shape, as a TensorFlow operation.
 
-        TensorFlow runs such operations in the order of the trace, which is the same on all ranks:
-        so they meet in the same messages, and none waits for one that comes later.
+        TensorFlow runs these operations in trace order, which is equal on all ranks. Therefore all
+        ranks send and receive messages in the same order, without deadlock.
         """
 
         def counted(value: Batch) -> Batch:
@@ -67,7 +67,7 @@ class Meter:
             self.wire[way] += spent.wire_bytes
             return result
 
-        # It has no gradient: who calls this gives one by `tf.custom_gradient`.
+        # The operation has no gradient; callers define one with `tf.custom_gradient`.
         y = tf.numpy_function(counted, [x], x.dtype)
         y.set_shape(shape)
         return y
@@ -75,7 +75,7 @@ class Meter:
 
 @contextmanager
 def uncounted(meters: Iterable[Meter]) -> Iterator[None]:
-    """What crosses in here is not counted."""
+    """Context manager that discards the byte counts of its body."""
     before = [(meter, dict(meter.payload), dict(meter.wire)) for meter in meters]
     try:
         yield
@@ -87,30 +87,31 @@ def uncounted(meters: Iterable[Meter]) -> Iterator[None]:
 def layer_row(
     layer: str,
     slices: str,
-    why: str,
+    reason: str,
     meter: Meter | None,
     steps: int,
-    own: int = 0,
-    whole: int = 0,
+    local_bytes: int = 0,
+    total_bytes: int = 0,
 ) -> LayerRow:
-    """What is known of a layer after so many steps.
+    """Return the `LayerRow` of a layer, with message bytes as the mean per step.
 
     Args:
-        layer, slices, why: as of `LayerRow`.
-        meter: counts what it sends; None: it sends nothing.
-        steps: taken so far.
-        own: bytes of this rank's weights.
-        whole: bytes of all its weights.
+        layer, slices: Name of the layer, and how it is divided.
+        reason: Field `why` of `LayerRow`.
+        meter: Byte counters of the layer; None: the layer sends nothing.
+        steps: Number of training steps so far.
+        local_bytes: Bytes of this rank's weights of the layer.
+        total_bytes: Bytes of all weights of the layer.
     """
     payload, wire = (meter.payload, meter.wire) if meter else ({}, {})
     return LayerRow(
         layer=layer,
         slices=slices,
-        why=why,
+        why=reason,
         forward_bytes=payload.get("forward", 0) / steps,
         forward_wire_bytes=wire.get("forward", 0) / steps,
         backward_bytes=payload.get("backward", 0) / steps,
         backward_wire_bytes=wire.get("backward", 0) / steps,
-        weights_bytes=own,
-        whole_weights_bytes=whole,
+        weights_bytes=local_bytes,
+        whole_weights_bytes=total_bytes,
     )

@@ -1,7 +1,7 @@
-"""The weights of a whole model on ranks that train some of them each.
+"""The weights of a whole model on ranks that each train some of them.
 
-While ranks train, each lets go of what it does not train; before anyone looks at the whole model,
-all bring it up to date.
+During training, each rank frees the weights that it does not train. Before code reads the whole
+model, all ranks update its weights.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ if TYPE_CHECKING:
 Place: TypeAlias = tuple[slice | EllipsisType, ...]  # an index into a whole weight
 
 
-class Pair(NamedTuple):
-    """A weight of the whole model, what a rank has of it, and where that is in the whole one."""
+class WeightShard(NamedTuple):
+    """A weight of the whole model, this rank's part of the weight, and the position of the part."""
 
     whole: keras.Variable
-    own: keras.Variable
+    local: keras.Variable
     place: Place
 
-    def take(self) -> None:
-        """Give the own weight its part of the whole one."""
-        self.own.assign(self.whole.value[self.place])
+    def copy_from_whole(self) -> None:
+        """Copy the values of the whole weight to this rank's part."""
+        self.local.assign(self.whole.value[self.place])
 
     @property
     def corner(self) -> tuple[int, ...]:
-        """Where in the whole weight the own one begins."""
+        """Start index of this rank's part in the whole weight."""
         place, axes = list(self.place), len(self.whole.shape)
         at = place.index(...) if ... in place else len(place)
         place[at : at + 1] = [slice(None)] * (axes - len(place) + (at < len(place)))
-        return tuple(each.start or 0 for each in place if isinstance(each, slice))
+        return tuple(axis.start or 0 for axis in place if isinstance(axis, slice))
 
 
 class Share:
-    """Some of each layer of a model on a rank, with weights beside those of the whole one.
+    """A rank's part of each layer of a model, with separate variables for the part.
 
-    The whole weights are the model's own: `release` frees them while ranks train, `collect` brings
-    them back.
+    The whole weights belong to the model: `release` frees them during training, and `collect`
+    restores them.
 
     Args:
-        communicator: the ranks of one replica.
+        communicator: Communicator of the ranks of one replica.
 
     Attributes:
-        model: what computes it, with variables, trainable_variables and losses as Keras has them.
-        first: whether this is the first rank of its replica, which knows loss and predictions.
+        model: The callable part, with variables, trainable_variables and losses like a Keras model.
+        first: Whether this is the first rank of its replica, which has the loss and the
+            predictions.
     """
 
     model: keras.Model
@@ -67,63 +68,63 @@ class Share:
         self._released = False
 
     def predict(self, x: Nest) -> tf.Tensor:
-        """The outputs of the whole model for x, on the first rank at least (collective)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it predicts")
+        """Return the whole model's outputs for x, at least on rank 0 (collective call)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define predict()")
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """A row a layer, of what crossed in so many steps."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it has")
+        """Return one row per layer, with message bytes divided by this number of steps."""
+        raise NotImplementedError(f"{type(self).__name__} does not define describe()")
 
-    def pairs(self) -> Iterable[Pair]:
-        """Each whole weight that is cut, beside what this rank has of it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which weights it has")
+    def pairs(self) -> Iterable[WeightShard]:
+        """Return each divided weight with this rank's part of it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define pairs()")
 
     def meters(self) -> Iterable[Meter]:
-        """What counts the bytes that cross between ranks."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it sends")
+        """Return the counters of the bytes that ranks send each other."""
+        raise NotImplementedError(f"{type(self).__name__} does not define meters()")
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """What crosses between ranks in here is none of their training's."""
+        """Return a context manager in which messages between ranks are not counted."""
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the whole weights of what is cut, until `collect`; own ones first take what was set.
+        """Free the whole weights of divided layers until `collect`, after copying newly set values.
 
         Args:
-            look: whether some may have been set since they were freed.
+            look: Whether to look for whole weights that were set since they were freed.
         """
         if self._released and not look:
             return
-        # A callback may have set a weight of the whole model between two steps: then it has a value
-        # again, which counts from here on.
+        # A callback may set a weight of the whole model between two steps; the weight then has a
+        # value again, which training must use.
         for pair in self.pairs():
-            if is_there(pair.whole):
-                pair.take()
+            if has_value(pair.whole):
+                pair.copy_from_whole()
                 free(pair.whole)
         self._released = True
 
     def collect(self) -> None:
-        """Bring the weights of the whole model up to date, on all ranks of the replica."""
+        """Update the whole model's weights on all ranks of the replica (collective call)."""
         if self._released:
-            self.release()  # what was set since then
-        for whole, own, place in self.pairs():
-            mine = own.numpy()
-            value = np.empty(whole.shape, mine.dtype)
-            for there, part in self.communicator.allgather((place, mine), "the whole weights"):
-                value[there] = part
+            self.release()  # copies weights that were set since they were freed
+        for whole, local, place in self.pairs():
+            values = local.numpy()
+            value = np.empty(whole.shape, values.dtype)
+            for position, part in self.communicator.allgather((place, values), "the whole weights"):
+                value[position] = part
             put(whole, value)
         self._released = False
 
 
-class Whole:
-    """All weights at the begin and the end of training, and between them those of the rank alone.
+class WholeWeights:
+    """Storage of all weights before and after training, and of only this rank's weights during it.
 
     Args:
-        model: the whole one, built.
-        parts: models of its layers, by the rank that says what their weights are.
-        own: which of these is the one of this rank's parts; it may be another rank.
-        everyone: the ranks.
-        shares: those parts of this rank of which it has some of each layer.
+        model: The whole model, built.
+        parts: Models of the layers, by the rank that owns their weights.
+        own: The rank that owns the weights of this rank's parts; it may be another rank.
+        everyone: Communicator of all ranks.
+        shares: This rank's `Share` objects, each of which has a part of every layer of a model.
     """
 
     def __init__(
@@ -142,28 +143,28 @@ class Whole:
             for part in models
             for variable in part.variables
         }
-        self._others = [each for each in self._variables if self._owner(each, own) != own]
+        self._others = [v for v in self._variables if self._owner(v, own) != own]
 
     def release(self, look: bool = True) -> None:
         """Free the weights that this rank does not train, until `collect`.
 
         Args:
-            look: whether some may have been set since they were freed.
+            look: Whether to look for weights that were set since they were freed.
         """
         for share in self._shares:
             share.release(look)
         if self._released and not look:
             return
         for variable in self._others:
-            if is_there(variable):
+            if has_value(variable):
                 free(variable)
         self._released = True
 
     def collect(self) -> None:
-        """Give all ranks the weights of all (collective)."""
+        """Distribute all weights to all ranks (collective call)."""
         for share in self._shares:
             share.collect()
-        # In the order of the model's variables, which all ranks share: a broadcast is collective.
+        # Broadcasts are collective, so all ranks follow the order of the model's variables.
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
@@ -178,21 +179,21 @@ class Whole:
 
 
 def free(variable: keras.Variable) -> None:
-    """Let go of the value of a variable, until `put` or someone sets it again.
+    """Free the value of a variable until it is set again, by `put` or otherwise.
 
-    Nothing may compute with it in between.
+    No computation may use the variable in between.
     """
-    variable.value._validate_shape = False  # or TensorFlow would take no value of another shape
+    variable.value._validate_shape = False  # otherwise TensorFlow rejects values of another shape
     put(variable, tf.zeros([0], variable.dtype))
 
 
 def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
-    """Give a variable a value of any shape: what has read it before keeps reading it."""
+    """Set a variable to a value of any shape; existing references to the variable stay valid."""
     value = tf.convert_to_tensor(value, variable.dtype)
-    # Not `assign`, which holds the value against the shape that the variable was made with.
+    # `assign` would compare the shape with the variable's original shape.
     tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 
-def is_there(variable: keras.Variable) -> bool:
-    """Whether a variable has a value, also one that was set since it was freed."""
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable has a value, including one that was set after it was freed."""
     return tuple(variable.value.value().shape) == tuple(variable.shape)

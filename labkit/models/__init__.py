@@ -1,4 +1,4 @@
-"""Models by name: checked in the kernel without TensorFlow, built uncompiled inside a rank."""
+"""Named models: notebooks check their options without TensorFlow; ranks build them uncompiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture of `keras.applications`, by its name in snake case, untrained."""
+"""All architectures of `keras.applications`, by name in snake case, without trained weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from labkit.datasets import Shapes
 if TYPE_CHECKING:
     import keras
 
-# Written out, so that a kernel can check a name without importing TensorFlow.
+# The names are listed here, so that the notebook's kernel can check a name without importing
+# TensorFlow.
 APPLICATIONS = (
     *(f"convnext_{size}" for size in ("base", "large", "small", "tiny", "xlarge")),
     *(f"densenet{layers}" for layers in (121, 169, 201)),
@@ -27,35 +28,40 @@ APPLICATIONS = (
 
 
 def smallest(name: str) -> int:
-    """Return the smallest height and width, in pixels, that Keras accepts for the architecture."""
+    """Return the minimum height and width, in pixels, of the architecture's input images."""
     return {"inception_v3": 75, "inception_resnet_v2": 75, "xception": 71}.get(name, 32)
 
 
 def class_of(name: str) -> Callable[..., keras.Model]:
-    """Return what makes the architecture: Keras has the same letters, some of them capitals.
+    """Return the Keras function that creates an architecture.
 
-    efficientnet_v2_b0  ->  keras.applications.EfficientNetV2B0
+    The function's name has capitals and no underscores:
+
+        efficientnet_v2_b0  ->  keras.applications.EfficientNetV2B0
     """
     import keras
 
-    known = {each.lower(): each for each in dir(keras.applications) if each[0].isupper()}
-    create: Callable[..., keras.Model] = getattr(keras.applications, known[name.replace("_", "")])
+    functions = {key.lower(): key for key in dir(keras.applications) if key[0].isupper()}
+    create: Callable[..., keras.Model] = getattr(
+        keras.applications, functions[name.replace("_", "")]
+    )
     return create
 
 
 def application(name: str, options: Options, shapes: Shapes) -> keras.Model:
-    """Return the architecture with random weights, scores without softmax, and our own scaling."""
+    """Return the architecture with random weights, outputs without softmax, and no rescaling."""
 
     create = class_of(name)
-    # Several rescale from 0…255 themselves; our pixels are 0…1. (EfficientNet B0 to B7 cannot be
-    # told so: there the batch normalisation behind the first convolution makes up for it.)
-    own = {"include_preprocessing": False}
+    # Some architectures rescale pixels from 0…255, but labkit's pixels are 0…1. EfficientNet B0 to
+    # B7 have no option against rescaling; their batch normalisation after the first convolution
+    # compensates for the scale.
+    preprocessing = {"include_preprocessing": False}
     if "include_preprocessing" not in inspect.signature(create).parameters:
-        own = {}
+        preprocessing = {}
     return create(
         weights=None,
         input_shape=shapes.input_shape,
         classes=shapes.outputs,
         classifier_activation=None,
-        **own,
+        **preprocessing,
     )

@@ -1,4 +1,4 @@
-"""The models: name to options and builder; how one is checked against the data, and built."""
+"""The table of named models, with functions that check models against data and build them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labkit.models.networks import (
 )
 from labkit.models.transformer import TransformerOptions, transformer
 from labkit.models.unbuilt import ModelOptions, dense_plane, first_plane
-from labkit.schedules.grid import Layer
+from labkit.schedules.grid import GridLayer
 
 if TYPE_CHECKING:
     import keras
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model is built: `build(options, shapes)`; what is known before is in its options.
+    """The specification of a named model: its builder and the class of its options.
 
-    `pixels` are the height and width of the smallest image, where the options do not say it.
+    Attributes:
+        build: Function of (options, shapes) that returns the uncompiled model.
+        options: The class of the model's options.
+        pixels: The minimum height and width of an image, in pixels; 0: the options define it.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
@@ -43,7 +46,7 @@ class ModelSpec:
     pixels: int = 0
 
 
-# A model more is its options and builder in a file, and its line here.
+# To add a model, define its options and builder in a file, and add a line here.
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(linear, LinearOptions),
     "mlp": ModelSpec(mlp, MlpOptions),
@@ -58,10 +61,10 @@ MODELS: dict[str, ModelSpec] = {
 def check(
     name: str, options: Mapping[str, object], data: Dataset | Shapes | None = None
 ) -> ModelOptions:
-    """Return the model's options, checked, without importing TensorFlow.
+    """Return the validated options of a model, without importing TensorFlow.
 
-    With `data` (a data set, or its shapes) the model must also fit it. Raises InvalidInput for an
-    unknown model, an unknown option, an impossible value, or data that do not fit.
+    With `data` (a data set, or its shapes) the model must also fit the data. Raises InvalidInput
+    for an unknown model, an unknown option, an invalid value, or data that do not fit.
     """
     spec = lookup(MODELS, name, "model")
     parsed = parse(spec.options, f"model {name!r}", options)
@@ -71,58 +74,64 @@ def check(
 
 
 def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
-    """Return the model for these data, uncompiled; its outputs are scores (logits).
+    """Return an uncompiled model that fits the data; its outputs are scores (logits).
 
-    `keras.utils.set_random_seed` before the call fixes the weights. Raises InvalidInput as `check`.
+    Call `keras.utils.set_random_seed` first for reproducible weights. Raises InvalidInput in the
+    same cases as `check`.
     """
     parsed = check(name, options, data)
     return MODELS[name].build(parsed, _shapes(data))
 
 
 def blocks(name: str, options: Mapping[str, object]) -> int | None:
-    """Return how many blocks the chain of a model has; None where only ranks know.
+    """Return the number of pipeline blocks of a model; None if only ranks know the number.
 
-    Raises InvalidInput as `check`.
+    Raises InvalidInput in the same cases as `check`.
     """
     return check(name, options).blocks
 
 
 def widest(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
-    """Return the most slices into which a layer of a model can be cut; None where only ranks know.
+    """Return the largest number of slices of any layer; None if only ranks know the number.
 
-    Raises InvalidInput as `check`.
+    Raises InvalidInput in the same cases as `check`.
     """
     return check(name, options, data).widest(_shapes(data))
 
 
-def planes(name: str, options: Mapping[str, object], shapes: Shapes) -> list[Layer]:
-    """Return a model's layers from the input to the loss, as machines in a grid see them.
+def planes(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
+    """Return a model's layers from input to loss, as a grid of machines would divide them.
 
-    Raises InvalidInput for a model of which a layer cannot be cut, and as `check`.
+    Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as
+    `check`.
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:
-        # Those that say more than the base, which knows of no such layers.
-        able = [one for one, its in MODELS.items() if its.options.hidden is not ModelOptions.hidden]
+        # Models that a grid can divide override `hidden`.
+        allowed = [
+            model
+            for model, spec in MODELS.items()
+            if spec.options.hidden is not ModelOptions.hidden
+        ]
         raise InvalidInput(
-            f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(able)}"
+            f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(allowed)}"
         )
     layers.append(dense_plane(layers, shapes.outputs))
-    return [*layers, Layer("loss", "loss", layers[-1].shape, trains=False)]
+    return [*layers, GridLayer("loss", "loss", layers[-1].shape, trains=False)]
 
 
 def check_recurrent(name: str) -> None:
-    """Raise InvalidInput for a model whose layers do not go from step to step."""
+    """Raise InvalidInput for a model without recurrent layers."""
     if not lookup(MODELS, name, "model").options.recurrent:
-        able = ", ".join(other for other, its in MODELS.items() if its.options.recurrent)
+        allowed = ", ".join(model for model, spec in MODELS.items() if spec.options.recurrent)
         raise InvalidInput(
-            f"model {name!r} has no recurrent layers; allowed: {able}, or a callable that returns "
-            "a model of your own"
+            f"model {name!r} has no recurrent layers; allowed: {allowed}, or a callable that "
+            "returns a custom model"
         )
 
 
 def task_loss(task: str) -> keras.losses.Loss:
-    """Return the loss of a task: cross-entropy of scores, or the mean squared error."""
+    """Return the loss of a task: sparse cross-entropy of logits, or mean squared error."""
     import keras
 
     if task == "regression":
@@ -131,7 +140,7 @@ def task_loss(task: str) -> keras.losses.Loss:
 
 
 def task_metrics(task: str) -> list[keras.metrics.Metric]:
-    """Return the metrics of a task: `accuracy`, or `mean_absolute_error` of a regression."""
+    """Return the metrics of a task: `mean_absolute_error` for a regression, else `accuracy`."""
     import keras
 
     if task == "regression":
@@ -144,25 +153,29 @@ def _shapes(data: Dataset | Shapes) -> Shapes:
 
 
 def _check_fit(name: str, spec: ModelSpec, options: ModelOptions, shapes: Shapes) -> None:
-    steps, least = shapes.task == "next_character", spec.pixels or options.smallest
+    steps, minimum = shapes.task == "next_character", spec.pixels or options.smallest
     if steps and not options.sequences:
-        able = ", ".join(other for other, its in MODELS.items() if its.options.sequences)
+        allowed = ", ".join(
+            model for model, other_spec in MODELS.items() if other_spec.options.sequences
+        )
         raise InvalidInput(
-            f"model {name!r} cannot predict the next character of a sequence; allowed: {able}"
+            f"model {name!r} cannot predict the next character of a sequence; allowed: {allowed}"
         )
     if options.codes and not steps:
-        able = ", ".join(
-            other for other, its in MODELS.items() if not (its.options.codes or _wants_image(its))
+        allowed = ", ".join(
+            model
+            for model, other_spec in MODELS.items()
+            if not (other_spec.options.codes or _wants_image(other_spec))
         )
         raise InvalidInput(
             f"model {name!r} reads sequences of characters, not examples of shape "
             f"{list(shapes.input_shape)}; choose a data set such as 'shakespeare', or a model such "
-            f"as {able}"
+            f"as {allowed}"
         )
-    if least and (len(shapes.input_shape) != 3 or min(shapes.input_shape[:2]) < least):
+    if minimum and (len(shapes.input_shape) != 3 or min(shapes.input_shape[:2]) < minimum):
         raise InvalidInput(
             f"model {name!r} does not fit examples of shape {list(shapes.input_shape)}; "
-            f"allowed: images of at least [{least}, {least}, channels]; "
+            f"allowed: images of at least [{minimum}, {minimum}, channels]; "
             "choose another data set or model"
         )
 

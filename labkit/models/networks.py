@@ -1,4 +1,4 @@
-"""The small models, which all end in scores without an activation (logits)."""
+"""The small named models; their outputs are scores without an activation (logits)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.options import Count
 from labkit.datasets import Shapes
 from labkit.models.unbuilt import ModelOptions, dense_plane, window_plane
-from labkit.schedules.grid import Layer
+from labkit.schedules.grid import GridLayer
 
 if TYPE_CHECKING:
     import keras
@@ -22,24 +22,24 @@ Activation = Annotated[
 
 
 class LinearOptions(ModelOptions):
-    """`linear` has no options."""
+    """The options of the model `linear`, which has none."""
 
     @property
     def blocks(self) -> int:
-        """Two layers: one that flattens, and the scores."""
+        """The number of layers: a Flatten, and the Dense layer of scores."""
         return 2
 
     def widest(self, shapes: Shapes) -> int:
-        """The scores."""
+        """Return the number of scores, the units of the only Dense layer."""
         return shapes.outputs
 
-    def hidden(self, layers: list[Layer]) -> list[Layer]:
-        """No layer but the scores."""
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
+        """Return the given layers, because the model has no hidden layers."""
         return layers
 
 
 class MlpOptions(ModelOptions):
-    """Options of `mlp`."""
+    """The options of the model `mlp`: its hidden layers, their activation and dropout."""
 
     widths: tuple[Count, ...] = Field(
         (128, 64), description="units of each hidden layer, whole numbers from 1, such as [128, 64]"
@@ -49,30 +49,31 @@ class MlpOptions(ModelOptions):
 
     @property
     def blocks(self) -> int:
-        """Layers: those that are hidden, one that flattens before them, the scores behind them."""
-        # A Dropout is a layer of its own, between which and the next a model may be cut.
+        """The number of layers: a Flatten, the hidden layers with dropout, and the scores."""
+        # A Dropout counts as a layer, because a pipeline may cut the model before and after it.
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
     def widest(self, shapes: Shapes) -> int:
-        """The widest hidden layer, or the scores."""
-        # The 1 for a model without hidden layers: `max` wants two values at least.
+        """Return the units of the widest hidden layer, or the number of scores."""
+        # The argument 1 gives `max` two arguments in a model without hidden layers.
         return max(*self.widths, shapes.outputs, 1)
 
-    def hidden(self, layers: list[Layer]) -> list[Layer]:
-        """A layer for each width."""
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
+        """Return the given layers, followed by one Dense layer per width."""
         if self.dropout:
             raise InvalidInput(
-                f"dropout={self.dropout}: machines of a grid would not drop the same units; "
+                f"dropout={self.dropout}: the machines of a grid would drop different units; "
                 "use dropout=0"
             )
         for width in self.widths:
-            # A new list: the names of layers count those that stand before them.
+            # Each layer is added before the next one is made, because names depend on earlier
+            # layers.
             layers = [*layers, dense_plane(layers, width)]
         return layers
 
 
 class CnnOptions(ModelOptions):
-    """Options of `cnn`."""
+    """The options of the model `cnn`, a stack of convolutions."""
 
     filters: tuple[Count, ...] = Field(
         (32, 64),
@@ -83,21 +84,22 @@ class CnnOptions(ModelOptions):
 
     @property
     def smallest(self) -> int:
-        """Height and width, in pixels, below which the pooled image is empty."""
-        # Each convolution without padding takes a row and a column at each side; pooling wants two.
+        """The minimum height and width of an image, in pixels, for a non-empty pooled image."""
+        # Each convolution without padding removes a row and a column at each side; pooling needs
+        # two rows and columns.
         return 2 * len(self.filters) + 2
 
     @property
     def blocks(self) -> int:
-        """Layers: convolutions, pooling, flattening, the hidden one, the scores."""
+        """The number of layers: convolutions, pooling, Flatten, hidden layer, and scores."""
         return len(self.filters) + 4
 
     def widest(self, shapes: Shapes) -> int:
-        """Filters, hidden units or scores."""
+        """Return the largest number of filters, hidden units or scores."""
         return max(*self.filters, self.dense, shapes.outputs)
 
-    def hidden(self, layers: list[Layer]) -> list[Layer]:
-        """Convolutions, pooling, the hidden one; to flatten moves nothing."""
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
+        """Return the given layers, then convolutions, pooling and the hidden layer (no Flatten)."""
         for filters in self.filters:
             layers = [*layers, window_plane("conv2d", layers, filters, 3, 1)]
         channels = self.filters[-1]
@@ -106,28 +108,28 @@ class CnnOptions(ModelOptions):
 
 
 class RnnOptions(ModelOptions):
-    """Options of `rnn`."""
+    """The options of the model `rnn`, a stack of recurrent layers."""
 
     sequences: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
     units: Count = Field(128, description="units of a cell, 1 or more")
-    layers: Count = Field(1, description="recurrent layers behind each other, 1 or more")
+    layers: Count = Field(1, description="number of recurrent layers, 1 or more")
     embedding: Count = Field(64, description="length of a character's vector, 1 or more")
 
     @property
     def blocks(self) -> int:
-        """The recurrent layers, what stands before them, the scores."""
+        """The number of layers: the input layer, the recurrent layers, and the scores."""
         return self.layers + 2
 
     def widest(self, shapes: Shapes) -> int:
-        """The scores: recurrent layers are not cut."""
+        """Return the number of scores, because recurrent layers cannot be sliced."""
         return shapes.outputs
 
 
 class LocallyConnectedOptions(ModelOptions):
-    """Options of `locally_connected`."""
+    """The options of the model `locally_connected`: convolutions without shared weights."""
 
     filters: tuple[Count, ...] = Field(
         (8, 8),
@@ -135,50 +137,51 @@ class LocallyConnectedOptions(ModelOptions):
         description="filters of each layer, whole numbers from 1, such as [8, 8]",
     )
     kernel: Count = Field(3, description="rows and columns of each kernel, 1 or more")
-    stride: Count = Field(1, description="from a kernel to the next, 1 to kernel")
+    stride: Count = Field(1, description="distance between neighbouring kernels, 1 to kernel")
     activation: Activation = "relu"
 
     @field_validator("stride")
     @classmethod
     def _stride(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("kernel", value):
-            raise ValueError("it jumps over values")
+            raise ValueError("a stride above the kernel size skips values")
         return value
 
     @property
     def blocks(self) -> int:
-        """Layers: the hidden ones, one that flattens behind them, the scores."""
+        """The number of layers: hidden layers, Flatten, and scores."""
         return len(self.filters) + 2
 
     @property
     def smallest(self) -> int:
-        """Height and width, in pixels, of which the last layer has one place."""
+        """The minimum height and width of an image, in pixels: the last layer has one position."""
         size = 1
         for _ in self.filters:
-            # Backwards, from one place of the last layer: what each layer needs of the one before.
+            # The loop goes back from one output position of the last layer to the size of the first
+            # layer's input.
             size = (size - 1) * self.stride + self.kernel
         return size
 
     def widest(self, shapes: Shapes) -> int:
-        """The scores: unshared kernels have no slices."""
+        """Return the number of scores, because unshared kernels cannot be sliced."""
         return shapes.outputs
 
-    def hidden(self, layers: list[Layer]) -> list[Layer]:
-        """A layer of places for each number of filters."""
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
+        """Return the given layers, then one locally connected layer per entry of `filters`."""
         kind = "locally_connected2d"
         for filters in self.filters:
-            made = window_plane(kind, layers, filters, self.kernel, self.stride)
-            layers = [*layers, made]
+            layer = window_plane(kind, layers, filters, self.kernel, self.stride)
+            layers = [*layers, layer]
         return layers
 
 
 def linear(options: LinearOptions, shapes: Shapes) -> keras.Model:
-    """Return x W + b: a softmax or linear regression."""
+    """Return the model x W + b: a softmax regression or a linear regression."""
     return _sequential("linear", shapes, [], flat=True)
 
 
 def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
-    """Return dense layers of the given widths, each followed by dropout when asked."""
+    """Return a model of Dense layers of the given widths, with Dropout if the rate is positive."""
     from keras import layers
 
     hidden: list[keras.Layer] = []
@@ -190,9 +193,10 @@ def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
 
 
 def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
-    """Return 3x3 convolutions without padding, one 2x2 max-pool, one dense layer.
+    """Return a model of 3x3 convolutions without padding, one 2x2 max-pooling, one dense layer.
 
-    With the defaults on (28, 28, 1): 1,199,882 parameters, the CNN of Keras's own MNIST example.
+    With default options on (28, 28, 1) the model has 1,199,882 parameters and equals the CNN of
+    Keras's MNIST example.
     """
     from keras import layers
 
@@ -203,30 +207,32 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 
 
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
-    """Return recurrent layers over time steps, one behind the other.
+    """Return a model that is a chain of recurrent layers over time steps.
 
-    Characters are embedded, and every step has scores (steps, outputs). Of other data the first
-    axis is time (rows of an image, columns of a table), and the last step alone has scores.
+    For text, characters are embedded, and the model returns scores at every step (steps, outputs).
+    For other data the first axis is time (rows of an image, columns of a table), and the model
+    returns scores at the last step only.
     """
     from keras import layers
 
     cell = {"lstm": layers.LSTM, "gru": layers.GRU}[options.cell]
-    each = shapes.task == "next_character"
-    if each:
+    is_text = shapes.task == "next_character"
+    if is_text:
         hidden = [layers.Embedding(shapes.outputs, options.embedding)]
     else:
         hidden = [layers.Reshape((shapes.input_shape[0], -1))]
-    # All but the last hand every step on to the next layer.
+    # All recurrent layers except the last one return their outputs at every step.
     hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
-    hidden += [cell(options.units, return_sequences=each)]
+    hidden += [cell(options.units, return_sequences=is_text)]
     return _sequential("rnn", shapes, hidden)
 
 
 def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:
-    """Return locally connected layers without padding, then a dense layer of scores.
+    """Return a model of locally connected layers without padding, then a Dense layer of scores.
 
-    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012; its Figure 1 draws
-    layers of this kind over four machines. Differs from it: no pooling or normalisation between.
+    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012; its Figure 1 shows
+    layers of this kind on four machines. Differs from it: no pooling or normalisation between
+    layers.
     """
     from keras import layers
 
@@ -245,7 +251,7 @@ def _sequential(
     import keras
 
     codes = shapes.task == "next_character"
-    # Integers for characters: an embedding looks them up.
+    # Character codes are integers, because an embedding looks them up.
     first: list[keras.KerasTensor | keras.Layer] = [
         keras.Input(shapes.input_shape, dtype="int32" if codes else None)
     ]

@@ -1,4 +1,4 @@
-"""A small transformer: at each character, scores of the one that follows."""
+"""A small transformer that returns, at each character, scores of the next character."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TransformerOptions(ModelOptions):
-    """Options of `transformer`."""
+    """The options of the model `transformer`: blocks of attention and feed-forward layers."""
 
     sequences: ClassVar[bool] = True
     codes: ClassVar[bool] = True
@@ -25,20 +25,20 @@ class TransformerOptions(ModelOptions):
     heads: Count = Field(
         4,
         validate_default=True,
-        description="heads of attention: a divisor of width, such as 4 of 64",
+        description="attention heads: a divisor of width, such as 4 for 64",
     )
     feed_forward: Count = Field(256, description="hidden units of the feed-forward, 1 or more")
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="share of what each layer adds dropped, 0 to below 1"
+        0.0, ge=0, lt=1, description="dropout rate of each layer's output, 0 to below 1"
     )
 
     @property
     def blocks(self) -> int:
-        """Vectors of words and positions, both halves of each layer, a norm, the scores."""
+        """The number of pipeline blocks: embedding, two per layer, last norm, and scores."""
         return 2 * self.layers + 3
 
     def widest(self, shapes: Shapes) -> int:
-        """The most words, positions, hidden units or heads."""
+        """Return the largest of the numbers of words, positions, hidden units and heads."""
         return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
 
     @field_validator("heads")
@@ -50,13 +50,14 @@ class TransformerOptions(ModelOptions):
 
 
 def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
-    r"""Return blocks of causal self-attention and feed-forward, scores (steps, outputs).
+    r"""Return a model of causal self-attention and feed-forward blocks: scores (steps, outputs).
 
         codes ─ words + positions ─┬─ norm ─ attention ─ add ─┬─ norm ─ dense ─ dense ─ add ─ …
                                    └──────────────────────┘   └───────────────────────┘
 
-    Each half of a block is \(x + f(\mathrm{norm}(x))\); a norm and a dense layer of scores end the
-    model. Positions are learned. A character sees those before it and itself.
+    Each half of a block is \(x + f(\mathrm{norm}(x))\); the model ends with a norm and a dense
+    layer of scores. Positions have learned embeddings. Each character attends to itself and to
+    earlier characters.
 
     Source: A. Vaswani et al., 2017, arXiv 1706.03762; norms first as in R. Xiong et al., 2020,
     arXiv 2002.04745.
@@ -66,7 +67,8 @@ def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
 
     steps = shapes.input_shape[0]
     codes = keras.Input(shapes.input_shape, dtype="int32", name="codes")
-    # Of one row, for all: a layer of Keras's own, so that the saved model opens anywhere.
+    # All rows of a batch share one row of positions. Standard Keras operations make this row, so
+    # that the saved model opens without labkit.
     places = keras.ops.cumsum(keras.ops.ones_like(codes[:1, :]), axis=1) - 1
     words = layers.Embedding(shapes.outputs, options.width, name="words")(codes)
     x = words + layers.Embedding(steps, options.width, name="positions")(places)
@@ -80,7 +82,7 @@ def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> ke
     from keras import layers
 
     def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
-        # No layer at a rate of 0: it would be a block between which a model may be cut.
+        # A dropout rate of 0 adds no layer, because each layer would count as a pipeline block.
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])
 

@@ -1,4 +1,4 @@
-"""What is known of a named model before Keras has built it: the facts that its options tell."""
+"""The properties of a named model that its options determine before Keras builds the model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import ClassVar
 
 from labkit.common.options import Options
 from labkit.datasets import Shapes
-from labkit.schedules.grid import Layer, Shape, window
+from labkit.schedules.grid import GridLayer, Shape, window
 
 
 class ModelOptions(Options):
-    """Options of a model, and what they say of it; each model overrides what it knows.
+    """The options of a named model, and the model's properties that follow from the options.
+
+    The options class of each model overrides the properties that are known before the build.
 
     Attributes:
-        sequences: whether the model can answer every step of a sequence.
-        codes: whether it can do nothing else.
-        recurrent: whether its layers go from step to step.
+        sequences: Whether the model can return predictions at every step of a sequence.
+        codes: Whether the model accepts only sequences of character codes.
+        recurrent: Whether the model has recurrent layers.
     """
 
     sequences: ClassVar[bool] = False
@@ -26,46 +28,54 @@ class ModelOptions(Options):
 
     @property
     def smallest(self) -> int:
-        """Height and width, in pixels, of the smallest image; 0: examples need not be images."""
+        """The minimum height and width of an image, in pixels; 0: examples need not be images."""
         return 0
 
     @property
     def blocks(self) -> int | None:
-        """How many blocks `stages.Chain` finds in the built model."""
+        """The number of pipeline blocks of the built model; None: unknown before the build."""
         return None
 
     def widest(self, shapes: Shapes) -> int | None:
-        """The most units, filters, words or heads that a layer of the model has."""
+        """Return the largest number of units, filters, words or heads of a layer; None: unknown."""
         return None
 
-    def hidden(self, layers: list[Layer]) -> list[Layer] | None:
-        """Its layers as machines in a grid see them, input given, before the scores.
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
+        """Return the layers that a grid of machines divides, up to the last one before the scores.
 
-        None, where a layer cannot be cut over a grid.
+        Args:
+            layers: A list with the input layer, to which the hidden layers are added.
+
+        Returns:
+            The input and hidden layers, or None if a grid cannot divide one of them.
         """
         return None
 
 
-def first_plane(shapes: Shapes) -> Layer:
-    """The input as machines in a grid see it."""
-    own = shapes.input_shape
-    shape: Shape = (own[0], own[1], own[2]) if len(own) == 3 else (1, 1, prod(own))
-    return Layer("input", "input", shape, trains=False)
+def first_plane(shapes: Shapes) -> GridLayer:
+    """Return the input layer, as a grid of machines would divide it."""
+    input_shape = shapes.input_shape
+    shape: Shape = (
+        (input_shape[0], input_shape[1], input_shape[2])
+        if len(input_shape) == 3
+        else (1, 1, prod(input_shape))
+    )
+    return GridLayer("input", "input", shape, trains=False)
 
 
 def window_plane(
-    kind: str, layers: Sequence[Layer], channels: int, k: int, s: int, trains: bool = True
-) -> Layer:
-    """A layer of square kernels k, moved by strides s, behind these layers."""
-    return window(_named(kind, layers), layers[-1].shape, channels, (k, k), (s, s), trains)
+    kind: str, layers: Sequence[GridLayer], channels: int, k: int, s: int, trains: bool = True
+) -> GridLayer:
+    """Return a layer that follows the given layers, with k × k kernels and strides s."""
+    return window(_keras_name(kind, layers), layers[-1].shape, channels, (k, k), (s, s), trains)
 
 
-def dense_plane(layers: Sequence[Layer], units: int) -> Layer:
-    """A Dense layer behind these."""
-    return Layer(_named("dense", layers), "units", (1, 1, units))
+def dense_plane(layers: Sequence[GridLayer], units: int) -> GridLayer:
+    """Return a Dense layer that follows the given layers."""
+    return GridLayer(_keras_name("dense", layers), "units", (1, 1, units))
 
 
-def _named(kind: str, layers: Sequence[Layer]) -> str:
-    """The name that Keras gives in the first model of a process: dense, dense_1, …"""
-    before = sum(layer.name.startswith(kind) for layer in layers)
-    return f"{kind}_{before}" if before else kind
+def _keras_name(kind: str, layers: Sequence[GridLayer]) -> str:
+    """Return the name that Keras gives the layer in a process's first model: dense, dense_1, …"""
+    count = sum(layer.name.startswith(kind) for layer in layers)
+    return f"{kind}_{count}" if count else kind

@@ -1,4 +1,4 @@
-"""LocallyConnected2D: a convolution with a kernel of its own at each place."""
+"""LocallyConnected2D: a convolution with a separate kernel at each output position."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-Shape: TypeAlias = tuple[int, ...]  # rows first, which are open: None
+Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch (None)
 
 
 @keras.saving.register_keras_serializable(package="labkit")
 class LocallyConnected2D(keras.layers.Layer):
     r"""Unshared convolution: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
 
-    \(x_{ij}\) is what a kernel covers of the image from row i s and column j s on. Images are
-    (batch, rows, columns, channels), without padding. Weights, by place of the output: `kernel`
-    (rows, columns, k k channels, filters) and `bias` (rows, columns, filters). Kernels start Glorot
-    uniform, by the inputs and filters of one place.
+    \(x_{ij}\) is the part of the image under the kernel of output position (i, j), which starts at
+    row i s and column j s for strides s. Images are (batch, rows, columns, channels), without
+    padding. Each output position has weights: `kernel` (rows, columns, k k channels, filters) and
+    `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, with the
+    inputs and filters of one position.
 
     Args:
-        filters: outputs of each place.
-        kernel_size, strides: rows and columns, or one number for both.
-        activation: as for `keras.layers.Dense`.
-        use_bias: whether places add a bias, zero at first.
+        filters: The number of outputs at each position.
+        kernel_size, strides: The rows and columns of a kernel, and of the distance between kernels;
+            one number stands for both.
+        activation: The activation function, as in `keras.layers.Dense`.
+        use_bias: Whether each output adds a bias, which is initially zero.
 
     Raises:
-        InvalidInput: a number below 1, or a kernel larger than the image.
+        InvalidInput: One of the sizes is below 1, or a kernel is larger than the image.
     """
 
     def __init__(
@@ -56,11 +58,11 @@ class LocallyConnected2D(keras.layers.Layer):
             )
 
     def build(self, input_shape: Shape) -> None:
-        """Make the weights for images of this shape."""
+        """Create the weights for images of this shape."""
         if len(input_shape) != 4 or None in input_shape[1:]:
             raise InvalidInput(
                 f"{self.name} got {tuple(input_shape)}; give images (batch, rows, columns, "
-                "channels) of a known size: each place has a kernel of its own"
+                "channels) of a known size, because each place has a separate kernel"
             )
         _, rows, columns, filters = self.compute_output_shape(input_shape)
         if min(rows, columns) < 1:
@@ -69,7 +71,8 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # Glorot's limit of one place: Keras's own initializer would count all places as inputs.
+        # Glorot's limit with the fan-in of one position; Keras's initializer would count the inputs
+        # of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
             shape=(rows, columns, inputs, filters),
@@ -82,7 +85,7 @@ class LocallyConnected2D(keras.layers.Layer):
             self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Outputs (batch, rows, columns, filters)."""
+        """Return the outputs (batch, rows, columns, filters)."""
         rows, columns = self.kernel.shape[:2]
         down, across = self.strides
         parts = [
@@ -90,13 +93,13 @@ class LocallyConnected2D(keras.layers.Layer):
             for i in range(self.kernel_size[0])
             for j in range(self.kernel_size[1])
         ]
-        stacked = keras.ops.stack(parts, axis=3)  # for whose gradient nothing need be kept
+        stacked = keras.ops.stack(parts, axis=3)  # the gradient of a stack stores no tensors
         patches = keras.ops.reshape(stacked, (-1, rows, columns, self.kernel.shape[2]))
         y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
         return self.activation(y if self.bias is None else y + self.bias)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """(batch, rows, columns, filters)"""
+        """Return the output shape (batch, rows, columns, filters)."""
         sizes = [
             (size - k) // s + 1
             for size, k, s in zip(input_shape[1:3], self.kernel_size, self.strides, strict=True)
@@ -104,7 +107,7 @@ class LocallyConnected2D(keras.layers.Layer):
         return (input_shape[0], *sizes, self.filters)
 
     def get_config(self) -> dict[str, JSON]:
-        """The arguments."""
+        """Return the constructor arguments of the layer, for saving."""
         config: dict[str, JSON] = super().get_config()
         return config | {
             "filters": self.filters,

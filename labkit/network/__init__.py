@@ -1,12 +1,12 @@
-"""Networks: what they are (`Network`), and how messages share their links."""
+"""Network models: latency, bandwidth, topology, link sharing, slow ranks and faults."""
 
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
 from labkit.network.fault import Fault
-from labkit.network.fifo_links import Queues
-from labkit.network.flows import FREE, Flows, drained, max_min
+from labkit.network.fifo_links import FifoLinks
+from labkit.network.flows import FREE, Flows, finish_times, max_min
 from labkit.network.links import Links, Transfers, Uncontended
-from labkit.network.model import PRESETS, Network, Slowdown, slower_than_fastest
+from labkit.network.model import PRESETS, Network, Slowdown, relative_compute_times
 
 __all__ = [
     "FREE",
@@ -14,15 +14,15 @@ __all__ = [
     "Carrier",
     "ComputeTime",
     "Fault",
+    "FifoLinks",
     "Flows",
     "Links",
     "Network",
-    "Queues",
     "Slowdown",
     "Transfers",
     "Uncontended",
     "carrier",
-    "drained",
+    "finish_times",
     "max_min",
-    "slower_than_fastest",
+    "relative_compute_times",
 ]

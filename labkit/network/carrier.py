@@ -1,4 +1,4 @@
-"""Messages that start at any time, one by one: who carries them in a simulation of events."""
+"""Message transport in a discrete-event simulation, in which messages may start at any time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from labkit.network.fifo_links import Queues
+from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows
 from labkit.network.links import Links
 from labkit.network.model import Network
 
 
-class Delivered(NamedTuple):
-    """A message's number, when its first byte left and when its last arrives, s."""
+class Delivery(NamedTuple):
+    """A message whose delivery time is known.
+
+    Attributes:
+        number: The number of the message.
+        start: The time in s at which the message's first byte left.
+        delivery: The time in s at which the message's last byte arrives.
+    """
 
     number: int
     start: float
@@ -22,31 +28,41 @@ class Delivered(NamedTuple):
 
 
 class Carrier(Protocol):
-    """Carries messages; its events are taken in order of time, between those of who sends."""
+    """The interface of message transport in a simulation.
+
+    The simulation must process the carrier's events and all other events in order of time.
+    """
 
     @property
     def next(self) -> float:
-        """When its next event is, s; inf where nothing is under way."""
+        """The time of the carrier's next event, in s; infinite without messages in flight."""
 
     def start(self, number: int, source: int, destination: int, nbytes: float, now: float) -> None:
-        """A message is handed over."""
+        """Start the transport of a message.
 
-    def step(self) -> list[Delivered]:
-        """Take the next event; the messages of which the delivery is known with it."""
+        Args:
+            number: The number of the message.
+            source, destination: The ranks of sender and receiver.
+            nbytes: Bytes of the message.
+            now: The current time, in s.
+        """
+
+    def step(self) -> list[Delivery]:
+        """Process the carrier's next event; return messages whose delivery time is now known."""
 
 
 def carrier(network: Network, size: int) -> Carrier:
-    """Who carries messages among `size` ranks, sharing links as the network says."""
+    """Return a carrier of messages among `size` ranks, with the network's model of sharing."""
     return _Fifo(network, size) if network.sharing == "fifo" else _Fair(network, size)
 
 
 class _Fair:
-    """Flows that share links (`Flows`): an event is that some have drained."""
+    """A carrier with max-min fair flows (`Flows`), whose events are the ends of flows."""
 
     def __init__(self, network: Network, size: int) -> None:
         self._links = Links(network, size)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
-        self._sent: dict[int, tuple[float, float]] = {}  # start and latency of who is under way
+        self._sent: dict[int, tuple[float, float]] = {}  # start and latency, by message number
 
     @property
     def next(self) -> float:
@@ -59,35 +75,35 @@ class _Fair:
         self._sent[number] = now, float((latency + self._links.jitters(ends[0]))[0])
         self._flows.start(np.array([number]), way, np.array([FREE]), np.array([nbytes]))
 
-    def step(self) -> list[Delivered]:
+    def step(self) -> list[Delivery]:
         numbers, times = self._flows.run(self.next)
         return [
-            Delivered(number, start, time + latency)
+            Delivery(number, start, time + latency)
             for number, time in zip(numbers.tolist(), times.tolist(), strict=True)
             for start, latency in [self._sent.pop(number)]
         ]
 
 
 class _Fifo:
-    """Links that serve in turn (`Queues`): an event is that a first byte has left its source."""
+    """A carrier with FIFO links (`FifoLinks`), whose events are departures of first bytes."""
 
     def __init__(self, network: Network, size: int) -> None:
-        self._queues = Queues(network, size)
-        self._left: list[tuple[float, int, tuple[int, int, int, float]]] = []
+        self._queues = FifoLinks(network, size)
+        self._departures: list[tuple[float, int, tuple[int, int, int, float]]] = []
         self._count = 0
 
     @property
     def next(self) -> float:
-        return self._left[0][0] if self._left else np.inf
+        return self._departures[0][0] if self._departures else np.inf
 
     def start(self, number: int, source: int, destination: int, nbytes: float, now: float) -> None:
         first_byte = self._queues.depart(source, destination, nbytes, now)
-        # Equal times are served in the order in which they became known.
+        # Of messages that depart at equal times, the one that was started first comes first.
         message = number, source, destination, nbytes
-        heapq.heappush(self._left, (first_byte, self._count, message))
+        heapq.heappush(self._departures, (first_byte, self._count, message))
         self._count += 1
 
-    def step(self) -> list[Delivered]:
-        first_byte, _, (number, one, other, nbytes) = heapq.heappop(self._left)
-        delivery = self._queues.arrive(one, other, nbytes, first_byte)
-        return [Delivered(number, first_byte, delivery)]
+    def step(self) -> list[Delivery]:
+        first_byte, _, (number, source, destination, nbytes) = heapq.heappop(self._departures)
+        delivery = self._queues.arrive(source, destination, nbytes, first_byte)
+        return [Delivery(number, first_byte, delivery)]

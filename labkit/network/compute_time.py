@@ -1,4 +1,4 @@
-"""How long a worker computes, by a law."""
+"""The compute time of a worker's steps on the virtual clock: constant, random, or from a trace."""
 
 from __future__ import annotations
 
@@ -10,74 +10,95 @@ from pydantic import Field, model_validator
 
 from labkit.common.quantity_fields import Seconds
 from labkit.common.validated import Checked
-from labkit.network.random_streams import drawn
+from labkit.network.random_streams import uniform_scalar
 
 
 class ComputeTime(Checked):
-    r"""What a worker's gradient takes on the virtual clock, s; each worker and step has its own.
+    r"""The seconds that each worker needs for the gradient of each step, on the virtual clock.
 
-    Numbers depend on the seed, the worker and the step alone: another strategy, or another worker
-    that is slower, changes none of them.
+    A random time depends only on the seed, the worker and the step. Neither the strategy nor the
+    speed of other workers changes the time.
 
     Args:
-        seconds: the mean; None: measured, once, by the process that plays all workers, while it
-            does nothing else.
-        law: "constant"; "exponential"; "lognormal", \(e^{\sigma z - \sigma^2 / 2}\) of the mean.
-        spread: σ of the lognormal law.
-        values: taken one after the other and again from the first, in place of a law; or one such
-            list a worker.
-        update: what a server's update takes, s; None: measured, where seconds are, else 0.
+        seconds: Mean seconds per step; None (default): the process that simulates all workers
+            measures the time once, while idle.
+        distribution: "constant", "exponential", or "lognormal": the mean times
+            \(e^{\sigma z - \sigma^2 / 2}\) with a standard normal \(z\); default: "constant".
+        sigma: σ of the lognormal distribution; default: 0.5.
+        trace: Seconds of successive steps, repeated cyclically, instead of `seconds` and a
+            distribution. A sequence of sequences has one trace for each worker.
+        update: Seconds of a parameter server's update; None (default): measured if `seconds` is
+            None, else 0.
     """
 
     seconds: Seconds | None = Field(default=None, kw_only=False)
-    law: Literal["constant", "exponential", "lognormal"] = "constant"
-    spread: Annotated[float, Field(ge=0, le=5)] = 0.5
-    values: tuple[Seconds, ...] | tuple[tuple[Seconds, ...], ...] | None = None
+    distribution: Literal["constant", "exponential", "lognormal"] = "constant"
+    sigma: Annotated[float, Field(ge=0, le=5)] = 0.5
+    trace: tuple[Seconds, ...] | tuple[tuple[Seconds, ...], ...] | None = None
     update: Seconds | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ComputeTime:
-        if self.values is not None and (self.seconds is not None or not self.values):
-            raise ValueError("give seconds and a law, or values, at least one")
+        if self.trace is not None and (self.seconds is not None or not self.trace):
+            raise ValueError("give either seconds and a law, or at least one of values")
         return self
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        """A number, or a text such as "5ms", is a constant; a list are values; a mapping fields."""
+        """Convert a number, text, sequence or mapping; return values of other types unchanged.
+
+        Args:
+            value: A number or a text such as "5ms" for a constant time, a sequence for a trace, or
+                a mapping of fields.
+        """
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             return cls(seconds=value)
         if isinstance(value, list | tuple):
-            return cls(values=value)
+            return cls(trace=value)
         return cls(**value) if isinstance(value, dict) else value
 
     @property
     def mean(self) -> float | None:
-        """Seconds on average; None: as measured."""
-        return self.seconds if self.values is None else float(np.mean(self.values))
+        """The mean seconds per step; None if they are measured."""
+        return self.seconds if self.trace is None else float(np.mean(self.trace))
 
     @property
     def even(self) -> bool:
-        """Whether each step takes as long as the others."""
-        narrow = self.law == "constant" or (self.law == "lognormal" and not self.spread)
-        return self.values is None and narrow
+        """Whether all steps of all workers take the same time."""
+        constant = self.distribution == "constant" or (
+            self.distribution == "lognormal" and not self.sigma
+        )
+        return self.trace is None and constant
 
     def of(self, worker: int, step: int, seed: int, measured: float) -> float:
-        """What this step takes a worker; `measured` stands for seconds that were not given."""
-        if self.values is not None:
-            own = self.values[worker % len(self.values)] if _nested(self.values) else self.values
-            return float(own[step % len(own)])  # type: ignore[index,arg-type]
-        number = 0.5 if self.even else drawn(seed, 1, worker, step)
+        """Return the compute time of a worker's step in seconds.
+
+        Args:
+            worker: The number of the worker.
+            step: The number of the step.
+            seed: The seed of the random compute times.
+            measured: Measured mean seconds per step, used if `seconds` is None.
+        """
+        if self.trace is not None:
+            trace = self.trace[worker % len(self.trace)] if _nested(self.trace) else self.trace
+            return float(trace[step % len(trace)])  # type: ignore[index,arg-type]
+        number = 0.5 if self.even else uniform_scalar(seed, 1, worker, step)
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
-        """Seconds below which the law is with a probability in [0, 1): a number draws by it."""
+        """Return the quantile of the distribution in seconds, for inverse transform sampling.
+
+        Args:
+            number: The probability, in [0, 1).
+            measured: Measured mean seconds per step, used if `seconds` is None.
+        """
         mean = measured if self.seconds is None else self.seconds
-        if self.law == "constant":
+        if self.distribution == "constant":
             return mean
-        if self.law == "exponential":
+        if self.distribution == "exponential":
             return float(-mean * np.log1p(-number))
         z = NormalDist().inv_cdf(min(max(number, 1e-12), 1 - 1e-12))
-        return float(mean * np.exp(self.spread * z - self.spread**2 / 2))
+        return float(mean * np.exp(self.sigma * z - self.sigma**2 / 2))
 
 
 def _nested(values: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""A fault that is planted in a training: what goes wrong, on which rank, in which step."""
+"""Faults that labkit injects into a training: the kind of failure, the rank and the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.validated import Checked
 
-# What may be said of each kind, and what it is where that is not said.
+# The fields that apply to each kind of fault, with their defaults.
 KINDS: dict[str, dict[str, Any]] = {
     "kill": {},
     "pause": {"seconds": 1.0},
@@ -25,19 +25,24 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Fault(Checked):
-    """One fault, in one step of one rank.
+    """One injected fault of one rank, in one step.
 
     Args:
-        kind: "kill": it is gone when the step begins; "pause": it stands still then for
-            `seconds`; "slow": it computes `factor` times as long for so many `steps`; "drop": a
-            message of the step is never sent; "corrupt": one bit of what it sends in the step is
-            flipped; "nan" and "inf": an element of its gradient becomes so.
-        rank: whose; on the virtual clock, and of programs, the worker.
-        step: counted from 0 through all epochs.
-        seconds, factor, steps: see above.
-        message: of those with values that it sends in the step, the number of the one meant.
-        offset, bit: the element that is hit, and its bit; default: drawn from the seed.
-        layer: whose gradient is hit, by its name; default: that which travels first.
+        kind: "kill": the process dies at the start of the step; "pause": the process stops at the
+            start of the step for `seconds`; "slow": computation takes `factor` times as long for
+            `steps` steps; "drop": a message of the step is not sent; "corrupt": one bit of a sent
+            message flips; "nan" and "inf": an element of the gradient becomes NaN or infinite.
+        rank: The rank with the fault; on the virtual clock and in programs, the worker.
+        step: The number of the step, counted from 0 across all epochs.
+        seconds: Seconds for which a "pause" lasts; default: 1.
+        factor: The factor on compute times of a "slow" fault, at least 1; default: 2.
+        steps: The number of steps for which a "slow" fault lasts; default: 1.
+        message: The number of the dropped or corrupted message, among the rank's messages with
+            values in this step; default: 0.
+        offset, bit: The index of the affected element, and of the flipped bit in it; default of
+            "corrupt": drawn from the seed.
+        layer: The name of the layer whose gradient becomes NaN or infinite; default: the layer
+            whose gradient is sent first.
     """
 
     rank: int = Field(ge=0)
@@ -55,16 +60,16 @@ class Fault(Checked):
 
     @model_validator(mode="after")
     def _belongs(self) -> Self:
-        taken = KINDS[self.kind]
-        given = {n for n in type(self).model_fields if getattr(self, n) is not None}
-        if wrong := sorted(given - set(self.told) - set(taken)):
-            allowed = ", ".join(taken) or "nothing else"
+        options = KINDS[self.kind]
+        fields = {n for n in type(self).model_fields if getattr(self, n) is not None}
+        if wrong := sorted(fields - set(self.told) - set(options)):
+            allowed = ", ".join(options) or "no options"
             raise ValueError(
-                f"{wrong[0]}={getattr(self, wrong[0])!r} says nothing of kind={self.kind!r}, "
-                f"which takes {allowed}"
+                f"{wrong[0]}={getattr(self, wrong[0])!r} does not apply to kind={self.kind!r}, "
+                f"which has {allowed}"
             )
-        for name, default in taken.items():
-            if name not in given:
+        for name, default in options.items():
+            if name not in fields:
                 object.__setattr__(self, name, default)
         return self
 
@@ -74,35 +79,44 @@ class Fault(Checked):
         return {name: value for name, value in fields.items() if value is not None}
 
     def hits(self, step: int) -> bool:
-        """Whether it goes on in a step."""
+        """Return whether the fault is active in a step."""
         return self.step <= step < self.step + (self.steps or 1)
 
     def flipped(self, data: np.ndarray, seed: int) -> np.ndarray:
-        """A copy of an array, in which one bit is another."""
-        found = data.copy()
-        draw = np.random.default_rng([seed, self.rank, self.step])
-        element = int(draw.integers(found.size)) if self.offset is None else self.offset
-        bits = 8 * found.itemsize
-        bit = int(draw.integers(bits)) if self.bit is None else self.bit % bits
-        place = element % found.size * found.itemsize + bit // 8
-        found.reshape(-1).view(np.uint8)[place] ^= np.uint8(1 << bit % 8)
-        return found
+        """Return a copy of an array in which one bit is flipped."""
+        copy = data.copy()
+        random = np.random.default_rng([seed, self.rank, self.step])
+        element = int(random.integers(copy.size)) if self.offset is None else self.offset
+        bits = 8 * copy.itemsize
+        bit = int(random.integers(bits)) if self.bit is None else self.bit % bits
+        place = element % copy.size * copy.itemsize + bit // 8
+        copy.reshape(-1).view(np.uint8)[place] ^= np.uint8(1 << bit % 8)
+        return copy
 
     def poisoned(self, gradient: np.ndarray) -> np.ndarray:
-        """A copy of a gradient, with an element that is no number, or infinite."""
-        found = gradient.copy()
-        found.reshape(-1)[(self.offset or 0) % found.size] = (
+        """Return a copy of a gradient with one element set to NaN or infinity."""
+        copy = gradient.copy()
+        copy.reshape(-1)[(self.offset or 0) % copy.size] = (
             math.inf if self.kind == "inf" else math.nan
         )
-        return found
+        return copy
 
     def names(self, path: str) -> bool:
-        """Whether a variable is of the layer that is meant."""
+        """Return whether a variable belongs to the layer that the fault affects.
+
+        Args:
+            path: The path of the variable in the Keras model, such as "dense/kernel".
+        """
         return self.layer is None or self.layer in (path, *path.split("/")[:-1])
 
 
-def left(faults: Sequence[Fault], ranks: Sequence[int]) -> list[Fault]:
-    """Those that are still to come: all but the first kill that was planted for each rank."""
+def remaining_faults(faults: Sequence[Fault], ranks: Sequence[int]) -> list[Fault]:
+    """Return the faults that remain after a restart: all but the first "kill" of each dead rank.
+
+    Args:
+        faults: The faults that were to be injected before the restart.
+        ranks: The ranks that died.
+    """
     kills = sorted((f for f in faults if f.kind == "kill"), key=lambda f: f.step)
     happened = [next((f for f in kills if f.rank == rank), None) for rank in ranks]
     return [fault for fault in faults if fault not in happened]

@@ -1,10 +1,11 @@
-"""Links that serve one message after the other: `Network(sharing="fifo")`.
+"""FIFO links, which carry one message at a time: `Network(sharing="fifo")`.
 
-A message of n bytes occupies each link on its way for n / bandwidth, faster than its own or not.
-It starts on a link as soon as it has started on the one before and the link is free (cut-through;
-the switches between never block). It moves at the speed of the slowest link on its way and
-arrives `latency` after its last byte left. So k senders of a k-th of an uplink's bandwidth keep
-it for too long: real links are shared (`Flows`).
+A message of n bytes occupies each link of its route for n / bandwidth of that link. The message
+starts on a link when the link is free and the message has started on the previous link
+(cut-through; switches never block). A message moves at the speed of the slowest link of its route,
+and arrives `latency` after the departure of its last byte. If k senders each have links with 1/k of
+an uplink's bandwidth, this model occupies the uplink for too long. Real messages share the uplink
+(`Flows`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,30 @@ from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
 
-class Queues(Links):
-    """Links, and until when each is busy.
+class FifoLinks(Links):
+    """FIFO links, each with the time until which it is busy.
 
-    `send` serves a round in one call. `depart` and `arrive` are its two halves for one message:
-    the first needs only the state of the sender's links, the second only that of the receiver's,
-    so that ranks in different processes each hold `Queues` and no clock is shared but time.
-    (What ranks of an emulated host share, its uplink, takes a shared `busy`.) Both give the times
-    of `send` where departures and arrivals are asked for in the order in which links serve.
+    `send` carries all messages of a round in one call. `depart` and `arrive` are the two halves of
+    `send` for one message. `depart` needs only the state of the sender's links, and `arrive` only
+    the state of the receiver's links. Ranks in different processes can therefore have separate
+    `FifoLinks`, except that emulated hosts with uplinks need a shared `busy`. `depart` and `arrive`
+    give the same times as `send`, if they are called in the order in which the links serve
+    messages.
 
-    Attributes: busy: s, shape (links,), may be replaced by an array in shared memory.
+    Args:
+        network: The network whose links are modelled.
+        size: The number of ranks.
+        switches: The number of switches that take part in collectives; default: 0.
+
+    Attributes:
+        busy: The time in s at which each link's last message ends, shape (links,). An array in
+            shared memory may replace this array.
+
+    Raises:
+        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
-        """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
         super().__init__(network, size, switches)
         self.busy: Seconds = np.zeros(len(self.names))
         self._ways: dict[tuple[int, int], tuple[list[int], list[int], float, float]] = {}
@@ -43,10 +54,14 @@ class Queues(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers:
-        """Deliver the messages of a round; a link serves in order of readiness, then of rows.
+        """Deliver the messages of a round; a link serves them by readiness, then by row.
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over;
-        shared: as of `Uncontended.send`: those that meet wait for each other here.
+        Args:
+            source, destination: The sending and the receiving rank of each message.
+            nbytes: Bytes of each message.
+            ready: The time when the source hands over each message, in s.
+            shared: Ignored. The argument exists to match `Uncontended.send`; here, messages on one
+                link always queue.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))
@@ -62,11 +77,11 @@ class Queues(Links):
             start = self._serve(link, start, nbytes, slowest)
             served.append((link, start))
         whole = np.ones(len(source))
-        hops = [(link, at, at + nbytes / self.bandwidth[link], whole) for link, at in served]
+        hops = [(link, t, t + nbytes / self.bandwidth[link], whole) for link, t in served]
         return Transfers(first_byte, start + slowest + way.latency, hops)
 
     def depart(self, source: int, destination: int, nbytes: float, now: float) -> float:
-        """When the first byte of one message has passed the sender's links, in s."""
+        """Return the time in s at which a message's first byte has passed the sender's links."""
         start = now
         for link in self._way(source, destination)[0]:
             start = max(start, float(self.busy[link]))
@@ -76,7 +91,13 @@ class Queues(Links):
         return start
 
     def arrive(self, source: int, destination: int, nbytes: float, first_byte: float) -> float:
-        """When a message whose first byte left at `first_byte` is delivered, in s."""
+        """Return the delivery time of a message, in s.
+
+        Args:
+            source, destination: The ranks of sender and receiver.
+            nbytes: Bytes of the message.
+            first_byte: The time in s that `depart` returned for the message.
+        """
         start = first_byte
         _, arrival, bandwidth, latency = self._way(source, destination)
         for link in arrival:
@@ -85,7 +106,7 @@ class Queues(Links):
         return start + nbytes / bandwidth + latency
 
     def _way(self, source: int, destination: int) -> tuple[list[int], list[int], float, float]:
-        """Links of departure and of arrival, bandwidth of the slowest, latency."""
+        """Return a route's departure links and arrival links, lowest bandwidth, and latency."""
         key = (source, destination)
         if key not in self._ways:
             way = self.way(np.array([source]), np.array([destination]))
@@ -96,7 +117,7 @@ class Queues(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Book one link for each message; returns starts and raises `slowest` to the durations."""
+        """Book one link for each message; return the start times, and update `slowest` in place."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()
@@ -114,14 +135,14 @@ class Queues(Links):
         return start
 
     def _book(self, link: Integers, ready: Seconds, duration: Seconds) -> Seconds:
-        """Serve messages of which no two want the same link."""
+        """Book links for messages that all use different links; return the start times."""
         start = np.maximum(ready, self.busy[link])
         self.busy[link] = start + duration
         return start
 
 
 def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Rows that are served first on their links, then those served second, …"""
+    """Split the rows of messages into turns: those that are first on their links, second, …."""
     order = np.lexsort((ready, link))
     position = positions(link[order])
     by_turn = order[np.argsort(position, kind="stable")]

@@ -1,4 +1,4 @@
-"""The links of a network among so many ranks: their bandwidths, and the way of each message."""
+"""The links of a network for a number of ranks: bandwidths, and the route of each message."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.network.flows import drained
+from labkit.network.flows import finish_times
 from labkit.network.model import Network
 from labkit.network.random_streams import uniform
-from labkit.network.topology import Seconds, Way, topology
+from labkit.network.topology import Route, Seconds, topology
 from labkit.schedules.round import Integers
 
 
 class Transfers(NamedTuple):
-    """When the messages of a round moved; columns in the order of its rows, in s.
+    """The times of a round's messages, in columns, one row per message.
 
-    start: the first byte leaves; delivery: the last has arrived; hops: (link, start, stop, share of
-    its bandwidth) of each link on the way, link -1 where a way is shorter.
+    Attributes:
+        start: The time in s at which a message's first byte leaves.
+        delivery: The time in s at which a message's last byte has arrived.
+        hops: For the first, second, … link of the routes: the columns link, start in s, stop in s,
+            and fraction of the link's bandwidth. Link -1 follows a shorter route.
     """
 
     start: Seconds
@@ -27,19 +30,29 @@ class Transfers(NamedTuple):
 
 
 class Links:
-    """The links of a network among `size` ranks, and the numbers of their messages.
+    """The links of a network among `size` ranks, with a counter of each rank's messages.
 
-    Args: switches: nodes that take part, numbered after the ranks.
+    Args:
+        network: The network whose links are modelled.
+        size: The number of ranks.
+        switches: The number of switches that take part in collectives, numbered after the ranks;
+            default: 0.
 
-    Attributes: nodes: ranks and switches; names: of the links; bandwidth: bytes/s, shape
-    (links,); hops: of the longest way.
+    Attributes:
+        nodes: The total number of ranks and switches.
+        names: The names of the links, for figures.
+        bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
+        hops: The number of links of the longest route.
+        numbers: The number of messages that each node has sent, on which their jitter depends.
+
+    Raises:
+        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
-        """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
-        absent = [rank for rank in network.slow if rank >= size]
+        absent = [rank for rank in network.stragglers if rank >= size]
         if absent:
-            raise InvalidInput(f"slow ranks {absent}: there are only ranks 0 to {size - 1}")
+            raise InvalidInput(f"stragglers {absent}: there are only ranks 0 to {size - 1}")
         self.network = network
         self.size = size
         self._ends: tuple[Integers, Integers] = np.full(1, -1), np.full(1, -1)
@@ -48,10 +61,10 @@ class Links:
         self.names = self._topology.names
         self.bandwidth = self._topology.bandwidth
         self.hops = self._topology.hops
-        self.numbers: Integers = np.zeros(self.nodes, np.int64)  # messages sent by each
+        self.numbers: Integers = np.zeros(self.nodes, np.int64)
 
-    def way(self, source: Integers, destination: Integers) -> Way:
-        """The links of each message, in columns; the same object where messages repeat."""
+    def way(self, source: Integers, destination: Integers) -> Route:
+        """Return the links of each message; a repeated call returns the same object."""
         if not (
             np.array_equal(self._ends[0], source) and np.array_equal(self._ends[1], destination)
         ):
@@ -60,7 +73,12 @@ class Links:
         return self._between
 
     def route(self, source: Integers, destination: Integers) -> tuple[Integers, Seconds]:
-        """The links of each message, shape (messages, hops), and its latency without jitter, s."""
+        """Return the links of each message as one array, and its latency without jitter.
+
+        Returns:
+            links: Link numbers, shape (messages, hops), filled with -1 after a shorter route.
+            latency: Seconds from departure to arrival, shape (messages,).
+        """
         way = self.way(source, destination)
         columns = [*way.departure, *way.arrival]
         none = [np.full(len(source), -1)] * (self.hops - len(columns))
@@ -68,7 +86,10 @@ class Links:
         return np.stack([*columns, *none], axis=1), latency
 
     def jitters(self, source: Integers) -> Seconds:
-        """A delay for the next message of each source; a message's number is its source's."""
+        """Return a random delay for the next message of each source, in s.
+
+        The delay depends on the seed, the source, and how many messages the source sent before.
+        """
         if not self.network.jitter:
             return np.zeros(len(source))
         order = np.argsort(source, kind="stable")
@@ -79,24 +100,27 @@ class Links:
 
 
 def positions(groups: Integers) -> Integers:
-    """Place of each row in its group, rows of a group being adjacent: [5, 5, 7] -> [0, 1, 0]."""
+    """Return the position of each row in its group of adjacent rows: [5, 5, 7] -> [0, 1, 0]."""
     index = np.arange(len(groups))
     first = np.concatenate([[True], groups[1:] != groups[:-1]])
     return index - np.maximum.accumulate(np.where(first, index, 0))
 
 
 class Uncontended(Links):
-    """Links, of which each carries messages of one round at a time, and until when."""
+    """A fast model of links, valid while each link carries messages of only one round at a time.
+
+    Raises:
+        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
+    """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
-        """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
         super().__init__(network, size, switches)
-        # The last place belongs to no link: -1, where a way is shorter, finds it.
+        # The last element stands for no link; the index -1 after a shorter route selects it.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
-        self._known: tuple[Way | None, bool, Seconds] = None, False, self._speed
+        self._known: tuple[Route | None, bool, Seconds] = None, False, self._speed
         none: Seconds = np.empty(0)
-        self._latest: tuple[Way | None, Seconds, Seconds, Seconds] = None, none, none, none
+        self._latest: tuple[Route | None, Seconds, Seconds, Seconds] = None, none, none, none
 
     def send(
         self,
@@ -106,24 +130,28 @@ class Uncontended(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers | None:
-        """Deliver the messages of a round; None, where they would meet another's on a link.
+        """Deliver the messages of a round; return None if they contend with another round.
 
-        A source's link carries one round after the other: a message leaves when those before it
-        have left.
+        A message leaves when all earlier messages of its source have left the source's link.
 
-        Args: columns of equal length; nbytes: bytes; ready: s, when the source hands it over;
-        shared: messages of the round may meet each other; hops then say no shares.
+        Args:
+            source, destination: The sending and the receiving rank of each message.
+            nbytes: Bytes of each message.
+            ready: The time in s at which the source hands over each message.
+            shared: Whether messages of the round may share links; default: True. Bandwidth
+                fractions in `hops` are meaningless for shared links. If False, shared links also
+                give None.
         """
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
         start = np.maximum(ready, self._free[links[0]])
         if self._known[0] is not way:
-            meet = bool(np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1)
-            self._known = way, meet, self._speed[np.stack(links)].min(axis=0)
-        _, meet, rate = self._known
-        if (meet and not shared) or any((self._free[link] > start).any() for link in links):
+            contended = bool(np.bincount(np.concatenate(links) + 1)[1:].max(initial=0) > 1)
+            self._known = way, contended, self._speed[np.stack(links)].min(axis=0)
+        _, contended, rate = self._known
+        if (contended and not shared) or any((self._free[link] > start).any() for link in links):
             return None
-        if meet:
+        if contended:
             stop = self._shared(way, nbytes, start)
             for link in links:
                 np.maximum.at(self._free, link, stop)
@@ -135,15 +163,15 @@ class Uncontended(Links):
         hops = [(link, start, stop, rate / self._speed[link]) for link in links]
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
 
-    def _shared(self, way: Way, nbytes: Seconds, start: Seconds) -> Seconds:
-        """When messages that share links have drained; as in the round before where it is alike."""
+    def _shared(self, way: Route, nbytes: Seconds, start: Seconds) -> Seconds:
+        """Return the end times of messages that share links; repeated rounds reuse the result."""
         first = float(start.min())
-        known, size, wait, took = self._latest
+        known, size, wait, duration = self._latest
         if not (
             known is way and np.array_equal(size, nbytes) and np.array_equal(wait, start - first)
         ):
             wait = start - first
             links = np.stack([*way.departure, *way.arrival], axis=1)
-            took = drained(links, nbytes, wait, self.bandwidth)
-            self._latest = way, nbytes, wait, took
-        return first + took
+            duration = finish_times(links, nbytes, wait, self.bandwidth)
+            self._latest = way, nbytes, wait, duration
+        return first + duration

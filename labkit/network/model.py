@@ -1,4 +1,4 @@
-"""Networks: latency, bandwidth, topology, slow ranks; presets by name."""
+"""The network model (latency, bandwidth, topology, slow ranks), and presets by name."""
 
 from __future__ import annotations
 
@@ -28,23 +28,27 @@ from labkit.network.random_streams import uniform
 from labkit.schedules.round import Schedule
 
 Rank: TypeAlias = Annotated[int, Field(ge=0)]
-MANY = 12  # links that are shown unfolded
+MAX_UNFOLDED_LINKS = 12  # the maximum number of links in an unfolded table
 _UNITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"), (1.0, "b/s"))
 
 
 class Slowdown(Checked):
-    """How much slower than the others a rank is.
+    """The slowdown of a rank's computation and of its transfers.
 
-    Args: compute: factor on its compute times, the mean where the law is random; transfer: factor
-    on the time for which its own links are occupied; law: `constant`; `uniform` on
-    [1, 2 · compute - 1]; `exponential`: 1 + an exponential of mean compute - 1; `lognormal`:
-    1 + a lognormal of that mean, σ 1; pause: (from, to) of the run's clock, s, in which it stands
-    still.
+    Args:
+        compute: The factor on compute times, at least 1; for random distributions, the mean factor;
+            default: 1.
+        transfer: The factor on the time for which a message occupies the rank's links; default: 1.
+        distribution: "constant"; "uniform" on [1, 2 · compute - 1]; "exponential", 1 plus an
+            exponential random number of mean compute - 1; "lognormal", 1 plus a lognormal random
+            number of mean compute - 1 with σ = 1; default: "constant".
+        pause: The interval (from, to) in which the rank computes nothing, in seconds on the run's
+            clock; default: none.
     """
 
     compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     transfer: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    law: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
+    distribution: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
     pause: tuple[Seconds, Seconds] | None = None
 
     @field_validator("pause")
@@ -58,49 +62,62 @@ class Slowdown(Checked):
     def _as_before_there_were_pauses(
         self, write: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        # The default stays unsaid, so that experiments keep their hashes.
+        # The default is not serialized, so that hashes of earlier experiments stay valid.
         fields: dict[str, object] = write(self)
         if self.pause is None:
             fields.pop("pause", None)
         return fields
 
     def resumes(self, start: float, stop: float) -> float:
-        """When a computation ends that would last from start to stop, but for the pause."""
+        """Return the end of a computation that would last from start to stop without the pause."""
         if self.pause is None or stop <= self.pause[0] or start >= self.pause[1]:
             return stop
         return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
-        """The compute factor that a number in [0, 1) draws from the law."""
+        """Return the factor on a compute time that belongs to a quantile of the distribution.
+
+        Args:
+            number: The quantile, a uniform random number in [0, 1).
+        """
         excess = self.compute - 1
-        if self.law == "uniform":
+        if self.distribution == "uniform":
             return 1 + 2 * excess * number
-        if self.law == "exponential":
+        if self.distribution == "exponential":
             return float(1 - excess * np.log1p(-number))
-        if self.law == "lognormal":
+        if self.distribution == "lognormal":
             z = NormalDist().inv_cdf(min(max(number, 1e-12), 1 - 1e-12))
             return float(1 + excess * np.exp(z - 0.5))
         return self.compute
 
 
-def slower_than_fastest(slow: Mapping[int, Slowdown], workers: int) -> list[float]:
-    """By how many times each of so many workers computes longer than the fastest, on average."""
+def relative_compute_times(slow: Mapping[int, Slowdown], workers: int) -> list[float]:
+    """Return the mean compute time of each worker relative to the fastest worker."""
     factors = [slow[worker].compute if worker in slow else 1.0 for worker in range(workers)]
     return [factor / min(factors) for factor in factors]
 
 
 class Network(Checked):
-    """A network to emulate or to simulate.
+    """A network that labkit emulates between processes, or simulates.
 
-    Args: latency: s from the last byte sent to its arrival, or such as "5ms"; bandwidth: bytes/s of
-    a link, each direction, or such as "1Gb/s"; jitter: up to so many s more, drawn for each message
-    from `seed` and the message's number; hosts: ranks of each host, or ranks a host: those share
-    the host's uplink of `bandwidth`, while between them `host_latency` and `host_bandwidth` count
-    (default: the network's); links: (source, destination) -> bytes/s, a directed graph in place of
-    the switch; messages take the route of fewest hops, then of lowest ranks; slow: rank ->
-    `Slowdown`, or a factor on both compute and transfer; sharing: how messages share a link, "fair"
-    (max-min, as TCP's flows do about) or "fifo" (one after the other, each for as long as the link
-    alone would take); name: what figures call it.
+    Args:
+        latency: Seconds between the departure and the arrival of a byte, or a text such as "5ms".
+        bandwidth: Bytes/s of each link in each direction, or a text such as "1Gb/s".
+        jitter: Maximum additional latency in s, drawn uniformly for each message from `seed` and
+            the number of the message; default: 0.
+        seed: The random seed of jitter and slowdowns; default: 0.
+        hosts: The list of ranks of each host, or the number of ranks per host. The ranks of a host
+            share its uplink of `bandwidth`; default: no hosts, one switch.
+        host_latency, host_bandwidth: Latency and bandwidth inside a host; default: those of the
+            network.
+        links: A directed graph instead of a switch: a mapping of (source, destination) to bytes/s.
+            A message takes the route of the fewest hops; of several such routes, that through the
+            lowest ranks.
+        stragglers: Slow ranks: a mapping of rank to `Slowdown`, or to a factor on both compute and
+            transfer times; default: none.
+        sharing: How messages share a link: "fair", max-min fair as TCP approximately does, or
+            "fifo", one message at a time at full bandwidth; default: "fair".
+        name: The name of the network in figures.
     """
 
     latency: Seconds
@@ -111,14 +128,14 @@ class Network(Checked):
     host_latency: Seconds | None = None
     host_bandwidth: BytesPerSecond | None = None
     links: dict[tuple[Rank, Rank], BytesPerSecond] | None = None
-    slow: dict[Rank, Slowdown] = Field(default_factory=dict)
+    stragglers: dict[Rank, Slowdown] = Field(default_factory=dict)
     sharing: Literal["fair", "fifo"] = "fair"
     name: str = ""
 
     @field_validator("links", mode="before")
     @classmethod
     def _links_from_rows(cls, value: Any) -> Any:
-        # JSON has no tuples as keys: links travel as rows (source, destination, bytes/s).
+        # JSON keys cannot be tuples, so links are stored as rows (source, destination, bytes/s).
         if value is None or isinstance(value, Mapping):
             return value
         rows = list(value) if isinstance(value, list | tuple) else []
@@ -136,13 +153,13 @@ class Network(Checked):
     def _as_before_there_was_sharing(
         self, write: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        # The default stays unsaid, so that experiments keep their hashes.
+        # The default is not serialized, so that hashes of earlier experiments stay valid.
         fields: dict[str, object] = write(self)
         if self.sharing == "fair":
             fields.pop("sharing", None)
         return fields
 
-    @field_validator("slow", mode="before")
+    @field_validator("stragglers", mode="before")
     @classmethod
     def _slow_from_factors(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -155,14 +172,18 @@ class Network(Checked):
     @model_validator(mode="after")
     def _one_topology(self) -> Network:
         if self.hosts is not None and self.links is not None:
-            raise ValueError("give hosts or links, not both: a graph of links says it all")
+            raise ValueError("give hosts or links, not both: links define the whole topology")
         if self.hosts is None and (self.host_latency, self.host_bandwidth) != (None, None):
-            raise ValueError("host_latency and host_bandwidth need hosts: say who shares a host")
+            raise ValueError("host_latency and host_bandwidth need hosts: give the ranks of each")
         return self
 
     @classmethod
     def named(cls, name: str) -> Network:
-        """The preset of this name. Raises: InvalidInput, with all names."""
+        """Return the preset of this name.
+
+        Raises:
+            InvalidInput: No preset has this name; the message lists all names.
+        """
         if name not in PRESETS:
             raise InvalidInput(
                 f"no network is called {name!r}{listed(name, PRESETS)}, or give "
@@ -172,56 +193,63 @@ class Network(Checked):
 
     @classmethod
     def parse(cls, value: str | Network | None) -> Network | None:
-        """A network from its name; itself; `None` is the machine's own network, not emulated."""
+        """Convert a preset's name to its network; return a Network or None unchanged."""
         return cls.named(value) if isinstance(value, str) else value
 
     def schedule(self, name: str) -> Schedule:
-        """The collective of this name, laid out on this network's hosts or links, if any."""
-        found = schedules.named(name)
-        if found.layout is None or getattr(self, found.layout) is None:
-            return found
-        return partial(found, **{found.layout: getattr(self, found.layout)})
+        """Return the collective schedule of this name, adapted to this network's hosts or links."""
+        schedule = schedules.get_collective(name)
+        if schedule.layout is None or getattr(self, schedule.layout) is None:
+            return schedule
+        return partial(schedule, **{schedule.layout: getattr(self, schedule.layout)})
 
     def part(self, ranks: Sequence[int], size: int) -> Network:
-        """What some of `size` ranks see of it, who are called 0, 1, … there.
+        """Return the part of the network between some ranks, which are renumbered 0, 1, …
 
-        Contention with the others is not in it; where it counts, a part shares their links' state.
+        Contention with messages of other ranks is ignored. Emulations include it, because their
+        processes share the links' state.
+
+        Args:
+            ranks: The ranks to keep, in their new order.
+            size: The number of ranks of the whole network.
         """
         number = {rank: new for new, rank in enumerate(ranks)}
-        seen: dict[str, Any] = {
-            "slow": {number[rank]: slow for rank, slow in self.slow.items() if rank in number}
+        fields: dict[str, Any] = {
+            "stragglers": {
+                number[rank]: slow for rank, slow in self.stragglers.items() if rank in number
+            }
         }
         if self.hosts is not None:
             hosts = self.hosts if isinstance(self.hosts, int) else list(map(list, self.hosts))
-            inside = [
+            members = [
                 [number[rank] for rank in host if rank in number]
                 for host in schedules.host_groups(size, hosts)
             ]
-            seen["hosts"] = tuple(tuple(host) for host in inside if host)
+            fields["hosts"] = tuple(tuple(host) for host in members if host)
         if self.links is not None:
-            seen["links"] = {
-                (number[one], number[other]): bandwidth
-                for (one, other), bandwidth in self.links.items()
-                if one in number and other in number
+            fields["links"] = {
+                (number[source], number[destination]): bandwidth
+                for (source, destination), bandwidth in self.links.items()
+                if source in number and destination in number
             }
-        return self.model_copy(update=seen)
+        return self.model_copy(update=fields)
 
     @property
-    def prompt(self) -> Network:
-        """The same, on which ranks compute at full speed, while their links are as slow."""
-        calm = {"compute": 1.0, "law": "constant", "pause": None}
-        slow = {rank: each.model_copy(update=calm) for rank, each in self.slow.items()}
-        return self.model_copy(update={"slow": slow})
+    def with_full_speed_compute(self) -> Network:
+        """A copy of the network whose ranks compute at full speed, with the same slow links."""
+        full_speed = {"compute": 1.0, "distribution": "constant", "pause": None}
+        slow = {rank: slow.model_copy(update=full_speed) for rank, slow in self.stragglers.items()}
+        return self.model_copy(update={"stragglers": slow})
 
     def compute_factor(self, rank: int, number: int) -> float:
-        """Factor on the rank's compute time number `number` (a step, a pass)."""
-        if rank not in self.slow:
+        """Return the slowdown factor of a rank's computation (a step or a pass) of this number."""
+        if rank not in self.stragglers:
             return 1.0
-        return self.slow[rank].factor(float(uniform(self.seed, rank, number)[0]))
+        return self.stragglers[rank].factor(float(uniform(self.seed, rank, number)[0]))
 
     def transfer_factor(self, rank: int) -> float:
-        """Factor on the time for which the rank's own links are occupied."""
-        return self.slow[rank].transfer if rank in self.slow else 1.0
+        """Return the factor on the time for which a message occupies the rank's links."""
+        return self.stragglers[rank].transfer if rank in self.stragglers else 1.0
 
     def _repr_html_(self) -> str:
         return _html(self)
@@ -231,7 +259,7 @@ class Network(Checked):
 
 
 def _html(network: Network) -> str:
-    """Latency and bandwidth, hosts or links, slow ranks, and what a message of 1 MiB takes."""
+    """Return an HTML card with latency, bandwidth, topology, slow ranks, and the time of 1 MiB."""
     rows = {
         "latency": seconds_text(network.latency),
         "bandwidth of a link": rate_text(network.bandwidth),
@@ -246,15 +274,15 @@ def _html(network: Network) -> str:
     parts = [pairs(rows)]
     if network.links is not None:
         parts.append(_links(network))
-    if network.slow:
+    if network.stragglers:
         parts.append(_slow(network))
     if network.hosts is None and network.links is None:
-        parts.append(line("every rank has one link to a switch that never blocks"))
+        parts.append(line("every rank has one link to a nonblocking switch"))
     return card(f"Network {network.name}".strip(), *parts)
 
 
 def rate_text(bandwidth: float) -> str:
-    """Bytes/s as links are sold, in bits, and as buffers are counted.
+    """Return a bandwidth as text in bits per second and in bytes per second.
 
     >>> rate_text(125e6)
     '1 Gb/s (125 MB/s)'
@@ -266,8 +294,8 @@ def rate_text(bandwidth: float) -> str:
 
 def _hosts(network: Network) -> dict[str, str]:
     hosts = network.hosts
-    told = f"{hosts} ranks each" if isinstance(hosts, int) else "; ".join(map(str, hosts or ()))
-    rows = {"hosts": f"{told}; the ranks of one share its uplink"}
+    groups = f"{hosts} ranks each" if isinstance(hosts, int) else "; ".join(map(str, hosts or ()))
+    rows = {"hosts": f"{groups}; the ranks of a host share its uplink"}
     if network.host_latency is not None:
         rows["latency in a host"] = seconds_text(network.host_latency)
     if network.host_bandwidth is not None:
@@ -277,38 +305,38 @@ def _hosts(network: Network) -> dict[str, str]:
 
 def _links(network: Network) -> str:
     links = network.links or {}
-    rows = [[f"{one} to {other}", rate_text(rate)] for (one, other), rate in links.items()]
+    rows = [[f"{source} to {end}", rate_text(rate)] for (source, end), rate in links.items()]
     shown = table(rows, ["link", "bandwidth"])
-    return shown if len(rows) <= MANY else folded(f"{len(rows)} links", shown)
+    return shown if len(rows) <= MAX_UNFOLDED_LINKS else folded(f"{len(rows)} links", shown)
 
 
 def _slow(network: Network) -> str:
     rows = [
-        [f"rank {rank}", f"{slow.compute:g} ×", f"{slow.transfer:g} ×", slow.law]
-        for rank, slow in sorted(network.slow.items())
+        [f"rank {rank}", f"{slow.compute:g} ×", f"{slow.transfer:g} ×", slow.distribution]
+        for rank, slow in sorted(network.stragglers.items())
     ]
-    return table(rows, ["slow", "compute", "transfer", "law"])
+    return table(rows, ["straggler", "compute", "transfer", "distribution"])
 
 
 def _preset(name: str, latency: float, bandwidth: float) -> Network:
     return Network(name=name, latency=latency, bandwidth=bandwidth)
 
 
-# Latencies are of one small message between programs, kernel and library included.
+# Latencies are those of a small message between two programs, including kernel and library.
 PRESETS: dict[str, Network] = {
-    each.name: each
-    for each in (
-        # MPI over InfiniBand: 1.5 µs (Koop, Jones and Panda 2008, MVAPICH-Aptus; then of 12 Gb/s).
+    network.name: network
+    for network in (
+        # MPI over InfiniBand: 1.5 µs (Koop, Jones and Panda 2008, MVAPICH-Aptus, on 12 Gb/s).
         _preset("100Gb-infiniband", latency=1.5e-6, bandwidth=12.5e9),
-        # TCP between hosts, tuned: 20 µs (Hurwitz and Feng 2003, Initial end-to-end performance
+        # Tuned TCP between hosts: 20 µs (Hurwitz and Feng 2003, Initial end-to-end performance
         # evaluation of 10-Gigabit Ethernet).
         _preset("10GbE", latency=20e-6, bandwidth=1.25e9),
-        # Half of the 100 µs below which round trips on ordinary hardware did not come
-        # (Rumble et al. 2011, It's time for low latency).
+        # Half of the minimum round trip of 100 µs on ordinary hardware (Rumble et al. 2011, It's
+        # time for low latency).
         _preset("1GbE", latency=50e-6, bandwidth=125e6),
-        # As 1GbE, and a switch that stores a frame of 1,500 bytes before it forwards it: 120 µs.
+        # As 1GbE, plus 120 µs in which a switch stores a frame of 1,500 bytes before forwarding.
         _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
-        # Light in 5,000 km of fibre, 5 µs a km; a line of 100 Mb/s.
+        # Light needs 5 µs per km for 5,000 km of fibre. The link has 100 Mb/s.
         _preset("wan", latency=25e-3, bandwidth=12.5e6),
     )
 }

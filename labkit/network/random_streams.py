@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and on keys alone, in any order and any process."""
+"""Counter-based random numbers: functions of a seed and of keys, equal in every process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _MOST = 2**64 - 1
 
 
 def uniform(seed: int, *keys: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) that depend on seed and keys alone (splitmix64; Steele et al. 2014)."""
+    """Return random numbers in [0, 1) that depend only on the seed and the keys.
+
+    Source: splitmix64, Steele et al. 2014.
+    """
     state = np.array([seed % 2**64], np.uint64)
     for key in keys:
         state = state + np.uint64(0x9E3779B97F4A7C15) + np.asarray(key).astype(np.uint64)
@@ -20,8 +23,8 @@ def uniform(seed: int, *keys: int | NDArray[np.int64]) -> NDArray[np.float64]:
     return numbers
 
 
-def drawn(seed: int, *keys: int) -> float:
-    """The number that `uniform` has for these keys alone, a few times faster."""
+def uniform_scalar(seed: int, *keys: int) -> float:
+    """Return the same number as `uniform` for scalar keys, but a few times faster."""
     state = seed & _MOST
     for key in keys:
         state = (state + 0x9E3779B97F4A7C15 + (key & _MOST)) & _MOST

@@ -1,4 +1,4 @@
-"""Links whose state lies in memory that several processes share, who look at it in turn."""
+"""Network links whose state lies in shared memory, which several processes update in turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from labkit.network.fifo_links import Queues
+from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import Flows
 from labkit.network.links import Links
 from labkit.network.model import Network
@@ -16,90 +16,103 @@ from labkit.schedules.round import Integers
 
 Message: TypeAlias = tuple[float, int, int, int]  # ticket, source, destination, bytes
 
-MOST = 4096  # flows that are remembered, under way or drained
-HEAD = 4  # s of now, number of the next flow, flows under way, whether their rates are known
+MAX_FLOWS = 4096  # maximum number of stored flows, active and ended ones together
+HEAD = 4  # floats: time in s, number of the next flow, active flows, whether rates are known
 
 
 class SharedLinks(Protocol):
-    """What a sender and a receiver ask, in s of a clock that is the same for all processes.
+    """The interface of sending and receiving processes to shared links.
 
-    Attributes: length: floats of the shared memory, 0 at first; version: what was answered about
-    deliveries holds as long as this stays.
+    All times are in seconds of a clock that all processes share.
+
+    Attributes:
+        length: Number of floats of the shared memory, all of which are zero at first.
+        version: A number that changes when delivery times that were returned earlier become
+            invalid.
     """
 
     length: int
 
     def attach(self, memory: Seconds) -> None:
-        """Use this memory, shape (length,)."""
+        """Store the state in this memory, shape (length,)."""
 
     @property
     def version(self) -> float: ...
 
     def depart(self, source: int, destination: int, nbytes: int, turn: int, now: float) -> float:
-        """A message is handed over by its source; its ticket, for who receives it.
+        """Start a message, and return its ticket (an identifier) for the receiver.
 
-        Args: turn: of those that leave by one link the lowest goes first; `FREE`: waits for none.
+        Args:
+            source, destination: The ranks of sender and receiver.
+            nbytes: Bytes of the message.
+            turn: The turn number of the message; the lowest turn on a link goes first. With `FREE`,
+                the message waits for no other message.
+            now: The current time, in s.
         """
 
     def room(self, now: float) -> float:
-        """When another message can be handed over."""
+        """Return the time at which the links can accept another message."""
 
     def leaves(self, ticket: float, now: float) -> float:
-        """When the first byte of the message that this process handed over last leaves."""
+        """Return the time at which the first byte of this process's last message leaves."""
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """When the last of the messages of one round is delivered, if no further ones join."""
+        """Return the time at which a round's last message arrives, if no other message starts."""
 
 
 def shared_links(network: Network, size: int) -> SharedLinks:
-    """The links among `size` ranks, shared as the network says."""
+    """Return the links among `size` ranks, with fair or FIFO links as in the network."""
     return _Fifo(network, size) if network.sharing == "fifo" else FlowTable(network, size)
 
 
 class FlowTable:
-    """The flows of all processes, and when the latest of them have drained.
+    """The active flows of all processes in shared memory, and the end times of the latest flows.
 
-    A flow's ticket is its number. Who looks at the table lets its flows run until then, with the
-    rates that they had in between (`Flows`); so it does not matter who looks, nor how often.
+    A flow's ticket is its number. Each access first advances all flows to the current time at their
+    rates (`Flows`). The state therefore does not depend on which process accesses the table, nor
+    how often.
+
+    Raises:
+        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int) -> None:
-        """Raises: InvalidInput, where hosts, links or slow ranks do not fit the size."""
         self._links = Links(network, size)
         self._columns = 6 + self._links.hops
         self._routes: dict[tuple[int, int], tuple[Integers, float]] = {}
-        self.length = HEAD + MOST * self._columns
-        self._ahead: dict[int, tuple[int, int]] = {}  # by link: the last two flows from here
-        self._latest = -1  # link by which the last one from here left
+        self.length = HEAD + MAX_FLOWS * self._columns
+        # This process's last two flows on each outgoing link, and the link of its last flow.
+        self._last_flows: dict[int, tuple[int, int]] = {}
+        self._latest = -1
 
     def attach(self, memory: Seconds) -> None:
-        """Use this memory, shape (length,)."""
+        """Store the state in this memory, shape (length,)."""
         self._head = memory[:HEAD]
-        columns = memory[HEAD:].reshape(self._columns, MOST)
-        self._drained, self._latency = columns[:2]  # by number modulo MOST
-        self._number, self._turn, self._left, self._rate = columns[2:6]  # of those under way
-        self._way = columns[6:]  # of the same
+        columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
+        self._ends, self._latency = columns[:2]  # indexed by flow number modulo MAX_FLOWS
+        self._number, self._turn, self._remaining, self._rate = columns[2:6]  # of active flows
+        self._way = columns[6:]  # of active flows
 
     @property
     def version(self) -> float:
-        """Changes when a flow joins."""
+        """The number of the next flow, which changes whenever a flow starts."""
         return float(self._head[1])
 
     def depart(self, source: int, destination: int, nbytes: int, turn: int, now: float) -> float:
-        """See `SharedLinks`."""
+        """Start a flow, see `SharedLinks.depart`."""
         flows = self._flows(now)
         number = int(self._head[1])
         way, latency = self._route(source, destination)
         flows.start(np.array([number]), way, np.array([turn]), np.array([float(nbytes)]))
         self._head[1] = number + 1
-        self._drained[number % MOST], self._latency[number % MOST] = np.inf, latency
-        self._keep(flows)
+        self._ends[number % MAX_FLOWS], self._latency[number % MAX_FLOWS] = np.inf, latency
+        self._store(flows)
         self._latest = int(way[0, 0])
-        self._ahead[self._latest] = self._ahead.get(self._latest, (-1, -1))[1], number
+        self._last_flows[self._latest] = self._last_flows.get(self._latest, (-1, -1))[1], number
         return float(number)
 
     def _route(self, source: int, destination: int) -> tuple[Integers, float]:
-        """Links of the way, shape (1, hops), and the next message's latency, s."""
+        """Return the links of a route, shape (1, hops), and the next message's latency in s."""
         key = source, destination
         if key not in self._routes:
             way, latency = self._links.route(np.array([source]), np.array([destination]))
@@ -108,73 +121,73 @@ class FlowTable:
         return way, constant + float(self._links.jitters(np.array([source]))[0])
 
     def room(self, now: float) -> float:
-        """See `SharedLinks`: when the flow has drained whose place the next one takes."""
-        return self._done([int(self._head[1]) - MOST], now)[0]
+        """Return the end time of the flow whose table row the next flow reuses."""
+        return self._end_times([int(self._head[1]) - MAX_FLOWS], now)[0]
 
     def leaves(self, ticket: float, now: float) -> float:
-        """See `SharedLinks`: when the one before it on its link has drained."""
-        return self._done([self._ahead[self._latest][0]], now)[0]
+        """Return the end time of the flow before this process's last one on the same first link."""
+        return self._end_times([self._last_flows[self._latest][0]], now)[0]
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """See `SharedLinks`."""
+        """Return the delivery time of the last message, see `SharedLinks.arrive`."""
         numbers = [int(ticket) for ticket, *_ in messages]
-        times = self._done(numbers, now)
-        latencies = [float(self._latency[number % MOST]) for number in numbers]
+        times = self._end_times(numbers, now)
+        latencies = [float(self._latency[number % MAX_FLOWS]) for number in numbers]
         return max((sum(both) for both in zip(times, latencies, strict=True)), default=0.0)
 
-    def _done(self, numbers: Sequence[int], now: float) -> list[float]:
-        """When each flow has drained; 0.0 of one that is forgotten, or that never was."""
-        known = [number for number in numbers if number >= max(0, self._head[1] - MOST)]
-        found = dict.fromkeys(numbers, 0.0)
-        found |= {number: float(self._drained[number % MOST]) for number in known}
-        if np.inf in found.values():
+    def _end_times(self, numbers: Sequence[int], now: float) -> list[float]:
+        """Return the end time of each flow; 0.0 for flows whose table row is reused."""
+        known = [number for number in numbers if number >= max(0, self._head[1] - MAX_FLOWS)]
+        ends = dict.fromkeys(numbers, 0.0)
+        ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
+        if np.inf in ends.values():
             flows = self._flows(now)
-            found |= {number: float(self._drained[number % MOST]) for number in known}
-            if np.inf in found.values():
+            ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
+            if np.inf in ends.values():
                 flows.find_rates()
-                self._keep(flows)
-            while np.inf in found.values():
+                self._store(flows)
+            while np.inf in ends.values():
                 for number, time in zip(*flows.run(flows.next), strict=True):
-                    found[int(number)] = float(time)
-        return [found[number] for number in numbers]
+                    ends[int(number)] = float(time)
+        return [ends[number] for number in numbers]
 
     def _flows(self, now: float) -> Flows:
-        """Those under way now; when others have drained since somebody looked is remembered."""
+        """Advance all flows to now, store end times, and return the flows that remain active."""
         count = int(self._head[2])
         flows = Flows(self._links.bandwidth, self._links.hops, float(self._head[0]))
         flows.start(
             self._number[:count].astype(np.int64),
             self._way[:, :count].T.astype(np.int64),
             self._turn[:count].astype(np.int64),
-            self._left[:count].copy(),
+            self._remaining[:count].copy(),
         )
         if self._head[3]:
             flows.rate = self._rate[:count].copy()
         numbers, times = flows.run(now)
-        self._drained[numbers % MOST] = times
-        self._keep(flows)
+        self._ends[numbers % MAX_FLOWS] = times
+        self._store(flows)
         return flows
 
-    def _keep(self, flows: Flows) -> None:
+    def _store(self, flows: Flows) -> None:
         count = len(flows)
         self._head[0], self._head[2] = flows.now, count
         self._number[:count], self._turn[:count] = flows.number, flows.turn
-        self._left[:count], self._way[:, :count] = flows.left, flows.way.T
+        self._remaining[:count], self._way[:, :count] = flows.remaining, flows.way.T
         self._head[3] = flows.rate is not None
         if flows.rate is not None:
             self._rate[:count] = flows.rate
 
 
 class _Fifo:
-    """Links that serve one message after the other: until when each is busy.
+    """FIFO links in shared memory, where each link has the time until which it is busy.
 
     A message's ticket is the time at which its first byte leaves.
     """
 
-    version = 0.0  # what is booked stays
+    version = 0.0  # constant, because later messages never change a delivery time
 
     def __init__(self, network: Network, size: int) -> None:
-        self._queues = Queues(network, size)
+        self._queues = FifoLinks(network, size)
         self.length = len(self._queues.busy)
 
     def attach(self, memory: Seconds) -> None:

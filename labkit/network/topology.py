@@ -1,4 +1,4 @@
-"""Which links lie on the way of a message: a switch, hosts behind uplinks, any graph."""
+"""Topologies, which map messages to links: one switch, hosts behind uplinks, or any graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from labkit.schedules.round import Integers
 Seconds: TypeAlias = NDArray[np.float64]
 
 
-class Way(NamedTuple):
-    """Links on the way of each message, in columns; -1 is no link.
+class Route(NamedTuple):
+    """The routes of messages, in columns: link numbers, with -1 for no link.
 
-    The first link is the source's own. Of links that serve one message after the other the sender
-    books the first half of the way, the receiver the rest.
+    The first link is the source's outgoing link. On FIFO links, the sending process books the
+    departure links, and the receiving process books the arrival links.
+
+    Attributes:
+        departure: One column for each link of the routes' first half.
+        arrival: One column for each link of the routes' second half.
+        latency: Seconds of latency, of each message or of all messages.
     """
 
     departure: list[Integers]
@@ -30,6 +35,7 @@ class Way(NamedTuple):
 
 
 def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph | _Adding:
+    """Return the topology of a network among `size` ranks and switches that add up gradients."""
     if switches:
         return _Adding(network, size)
     if network.links is not None:
@@ -40,7 +46,7 @@ def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph
 
 
 class _Switch:
-    """Every rank has a link out (number r) and a link in (size + r) to one switch."""
+    """A single switch, where each rank r has an outgoing link r and an incoming link size + r."""
 
     def __init__(self, network: Network, size: int, bandwidth: float) -> None:
         factors = [network.transfer_factor(rank) for rank in range(size)]
@@ -52,12 +58,16 @@ class _Switch:
     def hops(self) -> int:
         return 2
 
-    def way(self, source: Integers, destination: Integers) -> Way:
-        return Way([source], [self.size + destination], self.network.latency)
+    def way(self, source: Integers, destination: Integers) -> Route:
+        return Route([source], [self.size + destination], self.network.latency)
 
 
 class _Hosts(_Switch):
-    """Links of ranks end in their host's switch; a host's links out and in follow in number."""
+    """Hosts with uplinks: the links of a host's ranks end in the host's switch.
+
+    Link numbers start with the links of the ranks. The hosts' outgoing links and then their
+    incoming links follow.
+    """
 
     def __init__(self, network: Network, size: int, hosts: int | Iterable[Iterable[int]]) -> None:
         super().__init__(network, size, network.host_bandwidth or network.bandwidth)
@@ -78,19 +88,20 @@ class _Hosts(_Switch):
     def hops(self) -> int:
         return 4
 
-    def way(self, source: Integers, destination: Integers) -> Way:
+    def way(self, source: Integers, destination: Integers) -> Route:
         away, home = self.host[source], self.host[destination]
         outside = away != home
         out = np.where(outside, 2 * self.size + away, -1)
         into = np.where(outside, 2 * self.size + self.count + home, -1)
         latency = np.where(outside, self.network.latency, self.inside)
-        return Way([source, out], [into, self.size + destination], latency)
+        return Route([source, out], [into, self.size + destination], latency)
 
 
 class _Adding:
-    """A tree of switches that add (`schedules.in_network`): a link up and one down for each node.
+    """A tree of switches that add up messages (`schedules.in_network`), with two links per node.
 
-    A node's link up has its number, its link down follows behind those of all.
+    The link from a node to its parent has the node's number. The links down to the nodes follow in
+    the same order.
     """
 
     hops = 1
@@ -98,8 +109,8 @@ class _Adding:
     def __init__(self, network: Network, size: int) -> None:
         if network.links is not None:
             raise InvalidInput(
-                "switches that add stand in a tree of their own: give a network without links, "
-                "with hosts or without"
+                "an allreduce in the network uses a tree of switches: give a network without "
+                "links; hosts are allowed"
             )
         hosts = network.hosts
         groups = list(map(list, hosts)) if isinstance(hosts, tuple) else hosts
@@ -111,44 +122,44 @@ class _Adding:
         self.bandwidth: Seconds = np.tile(np.where(below, inner, network.bandwidth) / factors, 2)
         near = network.latency if network.host_latency is None else network.host_latency
         self.latency: Seconds = np.tile(np.where(below, near, network.latency), 2)
-        named = [f"rank {n}" if n < size else f"switch {n - size}" for n in range(nodes)]
-        self.names = [f"{name} {way}" for way in ("up", "down") for name in named]
+        labels = [f"rank {n}" if n < size else f"switch {n - size}" for n in range(nodes)]
+        self.names = [f"{label} {way}" for way in ("up", "down") for label in labels]
 
-    def way(self, source: Integers, destination: Integers) -> Way:
+    def way(self, source: Integers, destination: Integers) -> Route:
         up = self.above[source] == destination
         link = np.where(up, source, len(self.above) + destination)
-        return Way([link], [], self.latency[link])
+        return Route([link], [], self.latency[link])
 
 
 class _Graph:
-    """Directed links between ranks; a way leads over the fewest hops."""
+    """A graph of directed links between ranks; a message takes a route of the fewest hops."""
 
     def __init__(self, network: Network, size: int, links: Mapping[tuple[int, int], float]) -> None:
         self.network, self.size = network, size
-        strange = [pair for pair in links if max(pair) >= size or pair[0] == pair[1]]
-        if strange:
+        invalid = [pair for pair in links if max(pair) >= size or pair[0] == pair[1]]
+        if invalid:
             raise InvalidInput(
-                f"links {strange}: give pairs of different ranks from 0 to {size - 1}"
+                f"links {invalid}: give pairs of different ranks from 0 to {size - 1}"
             )
         pairs = sorted(links)
         self.number = {pair: number for number, pair in enumerate(pairs)}
         self.names = [f"{source} to {destination}" for source, destination in pairs]
         slower = [max(map(network.transfer_factor, pair)) for pair in pairs]
         self.bandwidth: Seconds = np.array([links[pair] for pair in pairs]) / slower
-        near: dict[int, list[int]] = {rank: [] for rank in range(size)}
+        neighbours: dict[int, list[int]] = {rank: [] for rank in range(size)}
         for source, destination in pairs:
-            near[source].append(destination)
-        self.previous = {rank: _search(near, rank) for rank in range(size)}
+            neighbours[source].append(destination)
+        self.previous = {rank: _search(neighbours, rank) for rank in range(size)}
 
     @property
     def hops(self) -> int:
-        ways = ((one, other) for one, near in self.previous.items() for other in near)
-        return max((len(self._route(*ends)) for ends in ways), default=0)
+        pairs = ((source, rank) for source, ranks in self.previous.items() for rank in ranks)
+        return max((len(self._route(*pair)) for pair in pairs), default=0)
 
     def _route(self, source: int, destination: int) -> list[int]:
         if destination not in self.previous[source]:
             raise InvalidInput(
-                f"no way leads from rank {source} to rank {destination}: add links to the network"
+                f"no route leads from rank {source} to rank {destination}: add links to the network"
             )
         route = []
         while destination != source:
@@ -157,28 +168,28 @@ class _Graph:
             destination = before
         return route[::-1]
 
-    def way(self, source: Integers, destination: Integers) -> Way:
+    def way(self, source: Integers, destination: Integers) -> Route:
         pairs = zip(source.tolist(), destination.tolist(), strict=True)
-        routes = [self._route(one, other) for one, other in pairs]
+        routes = [self._route(start, end) for start, end in pairs]
         departures = [route[: -(-len(route) // 2)] for route in routes]
         arrivals = [route[-(-len(route) // 2) :] for route in routes]
-        return Way(_padded(departures), _padded(arrivals), self.network.latency)
+        return Route(_padded(departures), _padded(arrivals), self.network.latency)
 
 
 def _padded(routes: list[list[int]]) -> list[Integers]:
-    """Columns of the first links, the second, …; -1 behind the end of a shorter route."""
+    """Return one column for the routes' first links, second links, …, with -1 after their ends."""
     longest = max(map(len, routes))
     table = np.array([route + [-1] * (longest - len(route)) for route in routes], np.int64)
     return list(table.reshape(len(routes), longest).T)
 
 
-def _search(near: Mapping[int, Iterable[int]], source: int) -> dict[int, int]:
-    """The rank before each rank on the way from the source, breadth first."""
+def _search(neighbours: Mapping[int, Iterable[int]], source: int) -> dict[int, int]:
+    """Return the predecessor of each rank on its route from the source (breadth-first search)."""
     previous = {source: source}
     queue = deque([source])
     while queue:
         rank = queue.popleft()
-        for other in near[rank]:
+        for other in neighbours[rank]:
             if other not in previous:
                 previous[other] = rank
                 queue.append(other)

@@ -1,22 +1,22 @@
-"""Programs: strategies whose order depends on timing, as actions that two worlds carry out."""
+"""Programs: strategies whose order of updates depends on timing, executed by two runtimes."""
 
 from labkit.programs.actions import (
     Action,
     Adopt,
-    AllReduce,
+    AllReduceAction,
     Begin,
     Code,
     Compute,
-    Curve,
+    Curvature,
     Drop,
     Forget,
     Gradient,
     Join,
-    Mark,
     Message,
     Predict,
     Program,
     Receive,
+    RestartPoint,
     Send,
     Snapshot,
     States,
@@ -24,37 +24,37 @@ from labkit.programs.actions import (
     Wait,
 )
 from labkit.programs.codec_channel import CodecChannel
-from labkit.programs.cut_program import passing, whole
+from labkit.programs.cut_program import passing, whole_replica_program
 from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.passes import Pass, staged
-from labkit.programs.placement import PLACEMENTS, Parts, placed
+from labkit.programs.placement import PLACEMENTS, ServerPieces, placed
 from labkit.programs.roles import Roles
 
 __all__ = [
     "PLACEMENTS",
     "Action",
     "Adopt",
-    "AllReduce",
+    "AllReduceAction",
     "Backend",
     "Begin",
     "Code",
     "CodecChannel",
     "Compute",
-    "Curve",
+    "Curvature",
     "Drop",
     "EventLog",
     "Forget",
     "Gradient",
     "Join",
-    "Mark",
     "Message",
-    "Parts",
     "Pass",
     "Predict",
     "Program",
     "Receive",
+    "RestartPoint",
     "Roles",
     "Send",
+    "ServerPieces",
     "Snapshot",
     "States",
     "Update",
@@ -62,5 +62,5 @@ __all__ = [
     "passing",
     "placed",
     "staged",
-    "whole",
+    "whole_replica_program",
 ]

@@ -1,9 +1,9 @@
-"""What a program may ask for: each action is a record, and its answer comes when it is done.
+"""The actions of programs: a program yields an action, and receives its answer on completion.
 
-A program is a generator, one for each worker and each server. Two interpreters carry the same
-generators out: MPI ranks on the wall clock (`labkit.programs.mpi_runtime`), and one process on the
-virtual clock (`labkit.programs.virtual_runtime`). A program never asks for the time; therefore both
-do the same.
+A program is a generator, one per worker and per server. Two runtimes execute the same generators:
+MPI ranks on the wall clock (`labkit.programs.mpi_runtime`), and one process on the virtual clock
+(`labkit.programs.virtual_runtime`). A program never reads the time; therefore both runtimes give
+the same behaviour.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from labkit.common.state import record
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-Vector: TypeAlias = NDArray[Any]  # flat, of the dtype of the weights; nobody writes into one
+# A flat vector of the weights' dtype; programs never modify a vector in place.
+Vector: TypeAlias = NDArray[Any]
 
 
 @record()
@@ -28,12 +29,12 @@ class Gradient:
     """The mean gradient of a worker's next batch.
 
     Attributes:
-        values: flat, of all weights.
-        rows: of the batch; 0 where there were none, and values are 0 then.
-        loss: of the batch at the weights that it was asked for.
-        step: how many batches this worker had before.
-        last: someone wants training to end.
-        before: of a pass back, the gradients of what was given to it, one for each who gave.
+        values: Gradient with respect to all weights, as one flat vector.
+        rows: Number of samples in the batch; for an empty batch, 0, and `values` are 0.
+        loss: Loss of the batch at the weights of the request.
+        step: Number of batches that the worker computed before this one.
+        last: Whether training ends after this gradient.
+        before: Gradients of the inputs of a backward pass, one per member that sent an input.
     """
 
     values: Vector
@@ -45,13 +46,13 @@ class Gradient:
 
 
 class Place(NamedTuple):
-    """Which part of a replica somebody plays.
+    """The part of a model-parallel replica that one member of the replica computes.
 
     Attributes:
-        worker: the number of the replica.
-        member: of it, from 0: a stage, or a machine of a grid.
-        turn: of its passes, from 0.
-        share: of the replica's work, in this pass.
+        worker: Number of the replica.
+        member: Number of the member in the replica, from 0: a stage, or a machine of a grid.
+        turn: Number of the member's pass over the batch, from 0.
+        share: Fraction of the replica's computation that this pass takes.
     """
 
     worker: int
@@ -63,11 +64,11 @@ class Place(NamedTuple):
 @record()
 @dataclass(frozen=True)
 class Passed:
-    """What a member of a replica passes on, of the replica's next batch.
+    """The outputs of a replica member for the replica's next batch.
 
     Attributes:
-        values: flat, one for each who reads of it.
-        step: how many batches the replica had before.
+        values: Outputs as flat vectors, one per receiving member.
+        step: Number of batches that the replica computed before this one.
     """
 
     values: tuple[Vector, ...]
@@ -77,19 +78,19 @@ class Passed:
 @record()
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What one program says to another.
+    """A message from one program to another.
 
     Attributes:
-        source: who says it: workers are 0, 1, …, servers come after them.
-        values: flat, or None for words without values.
-        version: of the weights it is about: updates that they had behind them.
-        rows: behind a gradient.
-        step: of the worker that it is from or for.
-        ends: of a gradient: someone wants training to end; of an answer: there is no more to do;
-            of a goodbye, which has no values and wants nothing: its worker is lost.
-        wants: an answer.
-        sent, delivered: s; when it was handed over, and when it was there.
-        held: s from the delivery of what it answers to its own departure.
+        source: Number of the sender: workers are 0, 1, …; servers follow.
+        values: Payload as a flat vector; None for a message without payload.
+        version: Version of the weights, as the number of updates that they have received.
+        rows: Number of samples from which a gradient was computed.
+        step: Step of the worker that sends or receives the message.
+        ends: In a gradient: training ends. In an answer: no work is left. In a message without
+            values that wants no answer: the worker has failed.
+        wants: Whether the sender expects an answer.
+        sent, delivered: Times of the send and of the delivery, s.
+        held: In an answer: seconds from the delivery of the request to the send of this answer.
     """
 
     source: int
@@ -106,13 +107,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Compute:
-    """The gradient of this worker's next batch at these weights; answered by a `Gradient`.
+    """Compute the gradient of this worker's next batch at given weights, as a `Gradient`.
 
     Attributes:
-        weights: flat.
-        soft: what the predictions are to resemble beside the labels, flat; see `Predict`.
-        share: the weight of that in the loss.
-        penalty: what is written down with the loss, of terms whose gradient is taken elsewhere.
+        weights: Weights at which the gradient is computed, as a flat vector.
+        soft: Soft targets in addition to the labels, as a flat vector; see `Predict`.
+        share: Coefficient of the soft targets' term in the loss.
+        penalty: Value of loss terms whose gradient is computed elsewhere. The value is added to the
+            recorded loss.
     """
 
     weights: Vector
@@ -122,15 +124,15 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The curvature of the loss of this worker's first batch, along blocks of the weights.
+class Curvature:
+    """Compute the curvature of the loss of this worker's first batch, along blocks of the weights.
 
-    Answered by a `Gradient` whose values are one row a block, flat: the Hessian times a vector of
-    ±1 on the block, and of 0 elsewhere.
+    The answer is a `Gradient` whose values are one row per block, flat. Each row is the Hessian
+    times a vector that is ±1 on the block and 0 elsewhere.
 
     Attributes:
-        weights: flat, at which.
-        ends: where blocks begin and end; one number more than there are blocks.
+        weights: Weights at which the curvature is computed, as a flat vector.
+        ends: Indices into the flat weights that bound the blocks: one more than there are blocks.
     """
 
     weights: Vector
@@ -139,12 +141,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Predict:
-    """Predictions for a batch of whichever worker, as `Compute` takes them; answered flat.
+    """Predict soft targets for a batch of any worker; the answer is a flat vector for `Compute`.
 
     Attributes:
-        worker: whose batch.
-        step: its number.
-        weights: at which.
+        worker: Number of the worker whose batch is predicted.
+        step: Number of the batch.
+        weights: Weights for the prediction, as a flat vector.
     """
 
     worker: int
@@ -154,12 +156,12 @@ class Predict:
 
 @dataclass(frozen=True)
 class Forward:
-    """A pass of a member over the replica's next batch; answered by `Passed`.
+    """Run a replica member's forward pass over the next batch; the answer is a `Passed`.
 
     Attributes:
-        place: whose, and which of its passes.
-        weights: of the member.
-        values: what others have passed on to it, see `labkit.programs.passes.Pass`.
+        place: Replica, member, and number of the member's pass.
+        weights: Weights of the replica member, as a flat vector.
+        values: Outputs of other members that the pass reads, see `labkit.programs.passes.Pass`.
     """
 
     place: Place
@@ -169,13 +171,14 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """A pass back over what has gone forward; answered by a `Gradient`.
+    """Run the backward pass of a completed forward pass; the answer is a `Gradient`.
 
-    That of a member's weights, of rows and loss is in the answer to its last one back.
+    The answer to a member's last backward pass holds the gradient of the member's weights, the
+    number of samples and the loss.
 
     Attributes:
-        place: whose, and which of its passes.
-        values: the gradients of what it has passed on, one for each who has read it.
+        place: Replica, member, and number of the member's pass.
+        values: Gradients of the member's outputs, one per member that received an output.
     """
 
     place: Place
@@ -184,14 +187,14 @@ class Backward:
 
 @dataclass(frozen=True)
 class Update:
-    """Let the optimizer apply a gradient to the weights that this one holds.
+    """Apply a gradient with the optimizer to the weights that this program holds.
 
-    Answered by the new weights, flat.
+    The answer holds the new weights as a flat vector.
 
     Attributes:
-        gradient: flat, of the part that is held here.
-        of: the messages that it was made of, for the diary.
-        rate: factor on the optimizer's learning rate in this update.
+        gradient: Gradient of the weights that this program holds, as a flat vector.
+        of: Messages that contributed to the gradient, for the event log.
+        rate: Factor on the optimizer's learning rate in this update.
     """
 
     gradient: Vector
@@ -201,26 +204,26 @@ class Update:
 
 @dataclass(frozen=True)
 class Code:
-    """Encode or decode what travels; answered by what the call returns."""
+    """Call a function that encodes or decodes a payload; the answer is its return value."""
 
     call: Callable[[], Vector]
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A gradient came too late, or is of no rows, and is not applied; written down."""
+    """Record a gradient that a server does not apply: it is too late, or its batch is empty."""
 
     message: Message
 
 
 @dataclass(frozen=True)
 class Send:
-    """Hand a message to the links; answered at once, without values.
+    """Send a message; the program continues at once.
 
     Attributes:
-        to: who gets it.
-        message: what.
-        answers: what it answers.
+        to: Number of the receiving program.
+        message: Message to send.
+        answers: Earlier message that `message` answers; None: `message` is no answer.
     """
 
     to: int
@@ -231,21 +234,22 @@ class Send:
 @record()
 @dataclass(frozen=True)
 class Receive:
-    """The next message that is there, from one source or from whoever comes first."""
+    """Receive the next message, from one source or from any source."""
 
     source: int | None = None
 
 
 @record()
 @dataclass(frozen=True)
-class AllReduce:
-    """The mean of what all workers bring, weighted by their rows; answered by a `Gradient`.
+class AllReduceAction:
+    """Average the workers' gradients, weighted by their samples; the answer is a `Gradient`.
 
     Attributes:
-        gradient: of this worker, or whatever else is to be averaged.
-        algorithm: a name of `labkit.schedules.ALLREDUCE`.
-        compressor: how it is said in fewer bytes.
-        fragment: of the weights, by its number; each has a memory of what compression left out.
+        gradient: Gradient of this worker, or another vector to average.
+        algorithm: Name of the allreduce algorithm in `labkit.schedules.ALLREDUCE`.
+        compressor: Compressor of the payload; None: the payload is sent uncompressed.
+        fragment: Number of the fragment of the weights that the vector covers. Each fragment has
+            its own error feedback.
     """
 
     gradient: Gradient
@@ -256,28 +260,28 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Begin:
-    """An allreduce that goes on while this worker computes; answered at once. One at a time."""
+    """Start an allreduce that runs while this worker computes; at most one allreduce may run."""
 
-    allreduce: AllReduce
+    allreduce: AllReduceAction
 
 
 @dataclass(frozen=True)
 class Join:
-    """The mean of the allreduce that was begun, once it is there."""
+    """Wait for the allreduce that `Begin` has started; the answer is the mean gradient."""
 
 
 @dataclass(frozen=True)
 class States:
-    """What this worker keeps beside its weights, flat: the optimizer's slots, moving statistics."""
+    """Return this worker's optimizer slots and layers' moving statistics as one flat vector."""
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """From now on these are the weights that this worker holds; answered by them.
+    """Replace the weights that this worker holds; the answer holds the new weights.
 
     Attributes:
-        weights: flat.
-        states: see `States`; None: as they are.
+        weights: New weights, as a flat vector.
+        states: New optimizer slots and statistics, see `States`; None: they stay unchanged.
     """
 
     weights: Vector = field(repr=False)
@@ -286,15 +290,15 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Forget:
-    """The optimizer of this worker begins anew: its slots, and its count of steps."""
+    """Reset this worker's optimizer: its slots, and its count of steps."""
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Here this program can begin again; answered at once.
+class RestartPoint:
+    """Mark a point where this program can restart after a checkpoint is loaded.
 
     Attributes:
-        state: what it knows beside its roles; given to it, it goes on from here.
+        state: Variables of the program, without its `Roles`, from which the program restarts.
     """
 
     state: Any = field(repr=False)
@@ -302,14 +306,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Wait:
-    """Let so many seconds pass."""
+    """Pause the program for a number of seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An epoch is over: these are the weights that this one holds, to be evaluated aside."""
+    """Report the weights of this program at the end of an epoch, for evaluation."""
 
     epoch: int
     weights: Vector = field(repr=False)
@@ -317,6 +321,6 @@ class Snapshot:
 
 Computes: TypeAlias = Compute | Forward | Backward
 Action: TypeAlias = (
-    Computes | Curve | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
-) | (AllReduce | Begin | Join | States | Adopt | Forget | Mark)
+    Computes | Curvature | Predict | Update | Code | Drop | Send | Receive | Wait | Snapshot
+) | (AllReduceAction | Begin | Join | States | Adopt | Forget | RestartPoint)
 Program: TypeAlias = Generator[Action, Any, None]

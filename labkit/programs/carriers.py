@@ -1,4 +1,4 @@
-"""What carries messages between places on the virtual clock."""
+"""Transport of messages between simulated ranks on the virtual clock."""
 
 from __future__ import annotations
 
@@ -8,96 +8,98 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from labkit.common.state import record
-from labkit.network import FREE, Flows, Links, Network, Queues
+from labkit.network import FREE, FifoLinks, Flows, Links, Network
 from labkit.schedules.round import Integers
 
 
 @record()
 class Event(NamedTuple):
-    """Something that will happen, as data: what, and to whom."""
+    """A future event as data: the name of a runtime's method, and the method's arguments."""
 
     what: str
     given: tuple[Any, ...]
 
 
-# Objects that are made anew, and which of their attributes are state.
-Changing: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-At: TypeAlias = Callable[[float, Event], None]  # lets something happen later
+# Objects that a restart creates again, with the names of attributes that a checkpoint restores.
+StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
+Schedule: TypeAlias = Callable[[float, Event], None]  # schedules an event at a time, s
 
 
-class Carrier(Protocol):
-    """What carries messages between places."""
+class MessageCarrier(Protocol):
+    """A transport of messages between simulated ranks."""
 
     @property
     def next(self) -> float:
-        """When something happens on the links; inf: never."""
+        """The time of the next event on the links, s; infinity: no event is pending."""
 
     def run(self, until: float) -> Sequence[tuple[float, Event]]:
-        """Let time pass; what was delivered, and when."""
+        """Advance the time to `until`, s; return (time, event) of each transferred message."""
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        """A message from one place to another is handed over."""
+        """Start the transfer of a message between two ranks; `arrive` is the event at its end."""
 
     @property
-    def changing(self) -> Changing:
-        """What messages under way change."""
+    def state_attributes(self) -> StateAttributes:
+        """The objects and attributes that change during transfers."""
 
 
-def carrier(network: Network | None, places: int, at: At) -> Carrier:
-    """What carries messages on a network among so many places; `at` lets things happen later."""
+def carrier(network: Network | None, places: int, schedule: Schedule) -> MessageCarrier:
+    """Return the transport for a network among ranks; `schedule` adds an event to the runtime."""
     if network is None:
-        return _Free(at)
-    return _Queued(network, places, at) if network.sharing == "fifo" else _Fair(network, places)
+        return _Free(schedule)
+    return (
+        _Queued(network, places, schedule) if network.sharing == "fifo" else _Fair(network, places)
+    )
 
 
 class _Free:
-    """No network: messages are there at once."""
+    """A transport without a network: messages arrive at once."""
 
     next = np.inf
-    changing: Changing = ()
+    state_attributes: StateAttributes = ()
 
-    def __init__(self, at: At) -> None:
-        self._at = at
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
 
     def run(self, until: float) -> Sequence[tuple[float, Event]]:
         return ()
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        self._at(now, arrive)
+        self._schedule(now, arrive)
 
 
 class _Queued(_Free):
-    """Links that serve one message after the other."""
+    """A transport over links that transfer one message at a time, first in, first out."""
 
-    def __init__(self, network: Network, places: int, at: At) -> None:
-        super().__init__(at)
-        self._queues = Queues(network, places)
-        self.changing = [(self._queues, ("numbers", "busy"))]
+    def __init__(self, network: Network, places: int, schedule: Schedule) -> None:
+        super().__init__(schedule)
+        self._queues = FifoLinks(network, places)
+        self.state_attributes = [(self._queues, ("numbers", "busy"))]
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
         first = self._queues.depart(*ends, nbytes, now)
-        self._at(self._queues.arrive(*ends, nbytes, first), arrive)
+        self._schedule(self._queues.arrive(*ends, nbytes, first), arrive)
 
 
 class _Fair:
-    """Links that messages share."""
+    """A transport over links whose bandwidth concurrent messages share."""
 
     def __init__(self, network: Network, places: int) -> None:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
         self._ways: dict[tuple[int, int], tuple[Integers, float]] = {}
-        # What is handed over at one moment begins together: rates are found once.
+        # Messages with the same start time start together, so their rates are computed only once.
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._number = 0  # of the next message
+        self._number = 0  # number of the next message
 
     @property
-    def changing(self) -> Changing:
+    def state_attributes(self) -> StateAttributes:
         return [
             (self, ("_under_way", "_handed", "_drained", "_number")),
             (self._links, ("numbers",)),
-            (self._flows, ("now", "number", "way", "turn", "left", "rate", "_wait")),
+            (self._flows, ("now", "number", "way", "turn", "remaining", "rate", "_wait")),
         ]
 
     @property
@@ -107,8 +109,8 @@ class _Fair:
 
     def run(self, until: float) -> list[tuple[float, Event]]:
         self._pass(until)
-        found, self._drained = self._drained, []
-        return found
+        deliveries, self._drained = self._drained, []
+        return deliveries
 
     def _begin(self) -> None:
         if self._handed:
@@ -130,7 +132,7 @@ class _Fair:
         if ends not in self._ways:
             way, latency = self._links.route(source, np.array([ends[1]]))
             self._ways[ends] = way[0], float(latency[0])
-        own, delay = self._ways[ends]
+        route, delay = self._ways[ends]
         number, self._number = self._number, self._number + 1
         self._under_way[number] = delay + float(self._links.jitters(source)[0]), arrive
-        self._handed.append((number, own, float(nbytes)))
+        self._handed.append((number, route, float(nbytes)))

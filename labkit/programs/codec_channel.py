@@ -1,4 +1,4 @@
-"""What a worker and a server say to each other, as it is or in fewer bytes."""
+"""The messages between a worker and a server, uncompressed or compressed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
-TENSORS = 1_000  # seeds that a listener has to itself, one a tensor
+TENSORS = 1_000  # number of seeds per receiving program; each tensor has its own seed
 
 
 @record(
@@ -17,27 +17,29 @@ TENSORS = 1_000  # seeds that a listener has to itself, one a tensor
     *("_pushes", "_heard", "_answers", "_told"),
 )
 class CodecChannel:
-    r"""One end of what a worker and a server say to each other; both have one.
+    r"""One end of the channel between a worker and a server; each of the two has such an object.
 
-    A worker's gradient goes through the compressor with its memory, if it has one: what was not
-    said waits at the worker. A server answers with the difference between its weights w and those
-    that the worker has by now, \(\tilde w \leftarrow \tilde w + D(E(w - \tilde w))\), which
-    both ends keep, to the same bits: what an answer loses is a part of the next difference.
+    A worker compresses its gradient, with error feedback if the compressor has a memory: the
+    residual stays at the worker. A server sends the compressed difference between its weights w and
+    the worker's copy, \(\tilde w \leftarrow \tilde w + D(E(w - \tilde w))\). E encodes, and D
+    decodes. Both ends hold the copy \(\tilde w\) with identical bits. The compression error of one
+    answer is part of the next difference.
 
-    Without a compressor all goes as it is.
+    Without a compressor, messages are unchanged.
 
     Args:
-        compressor: of both directions, or None.
-        roles: who holds what, and what all begin with.
-        worker, server: their numbers.
+        compressor: Compressor for both directions; None: messages are uncompressed.
+        roles: Roles of all programs, with the servers' parts and the initial weights.
+        worker, server: Program numbers of the two ends.
 
     Attributes:
-        compressor: as given.
-        size, dtype: of what is said, in elements.
+        compressor: Compressor, as passed.
+        size, dtype: Number of elements and dtype of an uncompressed message.
 
-    Source: H. Tang, C. Yu, X. Lian, T. Zhang, J. Liu, DoubleSqueeze, 2019, arXiv 1905.05957, which
-    compresses both directions with feedback at both ends. Differs from it: answers say weights, not
-    mean gradients, as each worker of an asynchronous server has others.
+    References: H. Tang, C. Yu, X. Lian, T. Zhang, J. Liu, DoubleSqueeze, 2019, arXiv 1905.05957,
+    which compresses both directions with error feedback at both ends. Difference: answers carry
+    weights, not mean gradients, because each worker of an asynchronous server has different
+    weights.
     """
 
     def __init__(
@@ -48,58 +50,59 @@ class CodecChannel:
         part = roles.part(server)
         self._shapes, self.size = part.shapes, part.size
         self._followed: Vector = roles.weights[:0]
-        if compressor is not None:  # else each talk would keep a copy for nothing
-            self._followed = part.take(roles.weights)  # what the worker has
+        if compressor is not None:  # without a compressor, no copy is needed
+            self._followed = part.take(roles.weights)  # the weights that the worker holds
 
     def push(self, gradient: Vector) -> Vector:
-        """What a worker sends for the gradient of this part."""
-        return gradient if self.compressor is None else self._pushes.say(gradient)
+        """Return the payload that a worker sends for its gradient of the server's weights."""
+        return gradient if self.compressor is None else self._pushes.encode(gradient)
 
-    def pushed(self, said: Vector) -> Vector:
-        """The gradient that the server understands."""
-        return said if self.compressor is None else self._heard.hear(said)
+    def pushed(self, payload: Vector) -> Vector:
+        """Return the gradient that the server decodes from a payload."""
+        return payload if self.compressor is None else self._heard.decode(payload)
 
     def answer(self, weights: Vector) -> Vector:
-        """What the server sends for its weights."""
+        """Return the payload with which the server sends its weights."""
         if self.compressor is None:
             return weights
-        said = self._answers.say(weights - self._followed)
+        payload = self._answers.encode(weights - self._followed)
         self._followed = self._followed + self._answers.sent
-        return said
+        return payload
 
-    def has(self, answered: Vector) -> Vector:
-        """What the worker has of the weights that the server has just answered."""
-        return answered if self.compressor is None else self._followed
+    def has(self, payload: Vector) -> Vector:
+        """Return the worker's copy of the weights after the server's answer."""
+        return payload if self.compressor is None else self._followed
 
-    def answered(self, said: Vector) -> Vector:
-        """The weights that the worker has then."""
+    def answered(self, payload: Vector) -> Vector:
+        """Return the weights that the worker holds after it decodes the server's answer."""
         if self.compressor is None:
-            return said
-        self._followed = self._followed + self._told.hear(said)
+            return payload
+        self._followed = self._followed + self._told.decode(payload)
         return self._followed
 
-    # Each end speaks in one direction and listens in the other: only half of this is made.
+    # Each end encodes one direction and decodes the other, so only half of these objects are
+    # created.
 
     @cached_property
     def _pushes(self) -> Encoder:
-        return self._speaker(self._by_gradient, self._worker, self._server)
+        return self._encoder(self._codec, self._worker, self._server)
 
     @cached_property
     def _heard(self) -> Decoder:
-        return Decoder(self._by_gradient, self._shapes, self.dtype)
+        return Decoder(self._codec, self._shapes, self.dtype)
 
     @cached_property
     def _answers(self) -> Encoder:
-        return self._speaker(self._by_gradient.without_memory, self._server, self._worker)
+        return self._encoder(self._codec.without_memory, self._server, self._worker)
 
     @cached_property
     def _told(self) -> Decoder:
-        return Decoder(self._by_gradient.without_memory, self._shapes, self.dtype)
+        return Decoder(self._codec.without_memory, self._shapes, self.dtype)
 
     @property
-    def _by_gradient(self) -> Compressor:
+    def _codec(self) -> Compressor:
         assert self.compressor is not None  # for the type checker
         return self.compressor
 
-    def _speaker(self, compressor: Compressor, number: int, to: int) -> Encoder:
+    def _encoder(self, compressor: Compressor, number: int, to: int) -> Encoder:
         return Encoder(compressor, self._shapes, number, self._seed + TENSORS * to)

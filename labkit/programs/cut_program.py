@@ -1,4 +1,4 @@
-"""Replicas that are cut: what each member does, and how servers see them as one worker."""
+"""Programs of model-parallel replicas: members compute together, and servers see one worker."""
 
 from __future__ import annotations
 
@@ -15,117 +15,128 @@ from labkit.programs.actions import (
     Compute,
     Forward,
     Gradient,
-    Mark,
     Message,
     Passed,
     Program,
     Receive,
+    RestartPoint,
     Send,
     Vector,
 )
 from labkit.programs.roles import Roles
 
-Begin: TypeAlias = Callable[[Any], Program]  # of a program, at a mark or at its begin
+# Creates a program from the state of its restart point; None: from its beginning.
+ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
-def passing(begin: Begin, roles: Roles, number: int, mark: Any = None) -> Program:
-    """A worker's program as that of a member, which computes its gradients with the others.
+def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None) -> Program:
+    """Run a worker's program on one member of a replica; all members compute each gradient.
 
-        stages    first  F         B push ·····      forward: what it passes on goes to the next,
-                  last      F B push ·····           backward: the gradient of that comes back
+    The diagram shows forward (F) and backward (B) passes over time:
 
-        grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer what others read of it goes
-                  other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    to them, and the gradients of that come back
+        stages    first  F         B push ·····      forward: outputs go to the next stage,
+                  last      F B push ·····           backward: their gradients come back
 
-    All else the member does by itself, with those of the weights that it has.
+        grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
+                  other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
+
+    Each member executes all other actions alone, with its part of the weights.
 
     Args:
-        begin: of a worker that has these weights alone, see `Roles.of_member`.
-        roles: of all.
-        number: of the member.
-        mark: where it begins again.
+        create: Function that creates a worker's program for the member's weights, see
+            `Roles.of_member`.
+        roles: Roles of all programs.
+        number: Program number of the member.
+        mark: State of the restart point; None: the program runs from its beginning.
     """
-    inner, heard = mark or (None, {})
-    member, program = _Member(roles, number, heard), begin(inner)
+    inner, latest_messages = mark or (None, {})
+    member, program = _Member(roles, number, latest_messages), create(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
-        answer = None  # who waits keeps no gradient
+        answer = None  # drop the answer, to free its memory during a wait
         if isinstance(action, Compute):
             answer = yield from member.gradient(action.weights)
-        elif isinstance(action, Mark):
-            yield Mark((action.state, member.heard))
+        elif isinstance(action, RestartPoint):
+            yield RestartPoint((action.state, member.heard))
         else:
             answer = yield action
 
 
-def whole(begin: Begin, roles: Roles, number: int, mark: Any = None) -> Program:
-    """A server's program for which a replica is one worker, although its members speak apart.
+def whole_replica_program(
+    create: ProgramFactory, roles: Roles, number: int, mark: Any = None
+) -> Program:
+    """Run a server's program, which receives one joined message from all members of a replica.
 
-    What all members of a replica have sent is one message; what it is answered goes to each of
-    them, by its weights. A push is thus applied as a whole, whenever its pieces come.
+    An answer is divided among the members by the weights that they hold. A gradient is thus applied
+    only when all its parts have arrived.
 
     Args:
-        begin: of the server.
-        roles: of all.
-        number: of the server.
-        mark: where it begins again.
+        create: Function that creates the server's program.
+        roles: Roles of all programs.
+        number: Program number of the server.
+        mark: State of the restart point; None: the program runs from its beginning.
 
-    Differs from Dean 2012, where a server applies what one machine of a replica sends without
-    waiting for the others'.
+    Difference from Dean 2012: there, a server applies the part of one machine without waiting for
+    the other parts.
     """
-    pieces = _Pieces(roles, number)
+    pieces = _PieceBuffer(roles, number)
     inner = None
     if mark is not None:
         inner, pieces.here, pieces.latest = mark
-    program = begin(inner)
+    program = create(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
         answer = None
         match action:
-            case Mark(state):
-                yield Mark((state, pieces.here, pieces.latest))
+            case RestartPoint(state):
+                yield RestartPoint((state, pieces.here, pieces.latest))
             case Receive():
                 while answer is None:
                     answer = pieces.add((yield Receive()))
             case Send(worker, message):
-                for member, part, asked in pieces.divided(worker, message.values):
-                    yield Send(member, replace(message, values=part), asked)
+                for member, part, answered in pieces.divided(worker, message.values):
+                    yield Send(member, replace(message, values=part), answered)
             case _:
                 answer = yield action
 
 
 class _Member:
-    """One who computes a replica's gradients with the other members, pass by pass."""
+    """A member of a replica, which computes gradients with the other members, pass by pass."""
 
-    def __init__(self, roles: Roles, number: int, heard: dict[int, Message]) -> None:
+    def __init__(self, roles: Roles, number: int, latest_messages: dict[int, Message]) -> None:
         place = roles.place(number)
         self._number, self._members = number, roles.members(place.worker)
         self._turns = [
-            (place._replace(turn=turn, share=each.share), each)
-            for turn, each in enumerate(roles.passes[place.member])
+            (place._replace(turn=turn, share=each_pass.share), each_pass)
+            for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        self.heard = heard  # the latest of each, which the next to it answers
+        # The latest message from each member; the next message to that member answers it.
+        self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
-        """Of the replica's next batch, at these weights of the member's."""
-        for turn, each in self._turns:
-            passed: Passed = yield Forward(turn, weights, (yield from self._received(each.gets)))
-            yield from self._sent(each.gives, passed.values, passed.step)
-        for turn, each in reversed(self._turns):
-            if not each.goes_back:
+        """Compute the gradient of the replica's next batch at the member's weights."""
+        for turn, current_pass in self._turns:
+            passed: Passed = yield Forward(
+                turn, weights, (yield from self._received(current_pass.gets))
+            )
+            yield from self._sent(current_pass.gives, passed.values, passed.step)
+        for turn, current_pass in reversed(self._turns):
+            if not current_pass.goes_back:
                 continue
-            found: Gradient = yield Backward(turn, (yield from self._received(each.gives)))
-            if each.returns:
-                yield from self._sent(each.gets, found.before, found.step)
-        return found
+            gradient: Gradient = yield Backward(
+                turn, (yield from self._received(current_pass.gives))
+            )
+            if current_pass.returns:
+                yield from self._sent(current_pass.gets, gradient.before, gradient.step)
+        return gradient
 
     def _received(self, sources: Sequence[int]) -> Generator[Action, Any, tuple[Vector, ...]]:
-        found = []
+        values = []
         for source in sources:
             message = yield Receive(self._members[source])
-            found.append(message.values)
-            self.heard[source] = replace(message, values=None)  # who waits keeps no activation
-        return tuple(found)
+            values.append(message.values)
+            self.heard[source] = replace(message, values=None)  # drops the activations
+        return tuple(values)
 
     def _sent(
         self, to: Sequence[int], values: Sequence[Vector], step: int
@@ -135,8 +146,8 @@ class _Member:
             yield Send(self._members[member], message, self.heard.get(member))
 
 
-class _Pieces:
-    """Messages of members, until those of a replica are all there."""
+class _PieceBuffer:
+    """A buffer that keeps members' messages until all members of their replica have sent one."""
 
     def __init__(self, roles: Roles, number: int) -> None:
         self._roles, self._own = roles, roles.part(number)
@@ -147,31 +158,31 @@ class _Pieces:
         self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
-        """Take one in; what the replica says, once all of its members have."""
+        """Add a member's message; once every member has sent one, return the joined message."""
         worker, member, *_ = self._roles.place(piece.source)
-        here = self.here[worker]
-        here[member].append(piece)
-        if not all(here):
+        queues = self.here[worker]
+        queues[member].append(piece)
+        if not all(queues):
             return None
-        found = self.latest[worker] = [line.popleft() for line in here]
-        delivered = max(each.delivered for each in found)
-        # Lost on the way: what some members had sent by then is no push.
-        said = next((each for each in found if _lost(each)), found[-1])
-        values = None if said.values is None else self._joined(found)
-        return replace(said, source=worker, values=values, delivered=delivered)
+        messages = self.latest[worker] = [queue.popleft() for queue in queues]
+        delivered = max(message.delivered for message in messages)
+        # If the replica has failed, some members' gradients lack the other members' parts.
+        last = next((message for message in messages if _lost(message)), messages[-1])
+        values = None if last.values is None else self._joined(messages)
+        return replace(last, source=worker, values=values, delivered=delivered)
 
     def divided(
         self, worker: int, values: Vector | None
     ) -> list[tuple[int, Vector | None, Message]]:
-        """Of an answer: to whom, which values, and what it answers there."""
-        parts = [None if values is None else own.take(values) for own in self._shared]
+        """Divide an answer; return (member, its values, message that it answers) per member."""
+        parts = [None if values is None else part.take(values) for part in self._shared]
         return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 
-    def _joined(self, found: Sequence[Message]) -> Vector:
+    def _joined(self, messages: Sequence[Message]) -> Vector:
         flat = np.empty_like(self._roles.weights, shape=self._own.size)
-        for own, each in zip(self._shared, found, strict=True):
-            if each.values is not None:
-                own.put(each.values, flat)
+        for part, message in zip(self._shared, messages, strict=True):
+            if message.values is not None:
+                part.put(message.values, flat)
         return flat
 
 
@@ -180,7 +191,7 @@ def _lost(message: Message) -> bool:
 
 
 def _next(program: Program, answer: Any) -> Action | None:
-    """What a program asks for when it has its answer; None where it has ended."""
+    """Send an answer to a program, and return its next action; None if it has ended."""
     try:
         return program.send(answer)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""A replica whose model is cut: stages that go forward and back, at weights that are handed in."""
+"""A model-parallel replica whose stages run forward and backward passes at given weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import tensorflow as tf
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.functional import Nest
-from labkit.model_parallel.stages import Blocks, Stage, by_parameters
-from labkit.model_parallel.stages.stage import plain
+from labkit.model_parallel.stages import Blocks, Stage, balance_parameters
+from labkit.model_parallel.stages.stage import unwrap_single
 from labkit.programs.actions import Gradient, Passed, Place, Vector
 from labkit.programs.passes import Pass, staged
-from labkit.programs.placement import Parts, placed
+from labkit.programs.placement import ServerPieces, placed
 from labkit.programs.replica import Batches, Replica, Triple
 
 
-class _Gone(NamedTuple):
-    """A batch that has gone forward: its number, its rows, its loss, the output's shape."""
+class _PendingBatch(NamedTuple):
+    """A batch after its forward pass: batch number, samples, loss, and shape of the output."""
 
     step: int
     rows: int
@@ -29,54 +29,54 @@ class _Gone(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Member(Protocol):
-    """What computes a member of all replicas, each of which has one batch under way at a time."""
+class ReplicaMember(Protocol):
+    """The computation of one member for all replicas, each of which has one pending batch."""
 
     @property
     def paths(self) -> list[str]:
-        """Of its variables, one by one."""
+        """The Keras paths of the member's variables."""
 
     def pieces(self, flat: Vector) -> list[Vector]:
-        """Flat weights, or their gradient, one by one."""
+        """Split the flat weights, or their gradient, into one flat vector per variable."""
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """A pass forward, at these weights of the member's."""
+        """Run one forward pass of the replica member at given weights."""
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """The same pass back."""
+        """Run the backward pass of the replica's pending batch."""
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """What layers keep for a worker beside the weights."""
+        """Return the values of the layers' non-trainable variables for a worker."""
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Leave these weights in the whole model, and what its layers kept."""
+        """Store weights in the whole model, and values in its non-trainable variables."""
 
 
-class Cut(NamedTuple):
-    """Replicas of a model that is cut.
+class CutReplicas(NamedTuple):
+    """The members of replicas whose model is divided.
 
     Attributes:
-        members: what computes each.
-        parts: what each has of the flat weights.
-        passes: what each computes, and whom it exchanges messages with in between.
-        described: where a chain was cut.
+        members: Computation of each replica member.
+        parts: For each member, its part of the flat weights.
+        passes: Passes of each member, with the members that exchange messages before and after.
+        described: Description of the boundaries between stages, for the record of the run.
     """
 
-    members: Sequence[Member]
-    parts: Sequence[Parts]
+    members: Sequence[ReplicaMember]
+    parts: Sequence[ServerPieces]
     passes: Sequence[Sequence[Pass]]
     described: dict[str, JSON]
 
 
 class CutReplica(Replica):
-    """A stage of all replicas; each has one batch under way at a time.
+    """The computation of one stage for all replicas; each replica has one pending batch.
 
     Args:
-        model: the stage, which shares the layers of the whole model.
-        batches: what replicas compute on.
-        variables: its weights, in the order of the whole model.
-        read: of the first stage, what it takes of a batch; None elsewhere.
-        loss: of the last stage, of (y, predictions, sample weights); None elsewhere.
+        model: Model of the stage, which shares its layers with the whole model.
+        batches: Function that returns a replica's batch.
+        variables: Weights of the stage, in the order of the whole model.
+        read: For the first stage, function from a batch to the stage's inputs; None elsewhere.
+        loss: For the last stage, loss of (y, predictions, sample weights); None elsewhere.
     """
 
     def __init__(
@@ -92,103 +92,104 @@ class CutReplica(Replica):
         self._stage = Stage(model, loss, first=read is not None)
         places = {id(variable): place for place, variable in enumerate(self._stage.variables)}
         self._order = [places[id(variable)] for variable in self._variables]
-        self._gone: dict[int, _Gone] = {}
+        self._pending: dict[int, _PendingBatch] = {}
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """What the stage passes on of a replica's next batch, at these weights."""
+        """Compute the stage's output for a replica's next batch at given weights."""
         worker = place.worker
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
         x, y, weight = self._batch(worker, number, values)
         rows, last = len(x[0]), self._loss is not None
         if not rows:
-            self._gone[worker] = _Gone(number, 0, 0.0, ())
+            self._pending[worker] = _PendingBatch(number, 0, 0.0, ())
             return Passed(() if last else (weights[:0],), number)
         self._become(worker)
         self._put(weights)
         targets = None if self._loss is None else (y, weight)
-        found = np.asarray(self._stage.forward(worker, plain(x), 1.0, targets))
+        output = np.asarray(self._stage.forward(worker, unwrap_single(x), 1.0, targets))
         if self._stage.own_loss is not None:
             raise InvalidInput(
                 f"layers of {[layer.name for layer in self.model.layers]} add to the loss, which "
-                "the last stage alone knows; leave their regularizers out, or give stages=1"
+                "only the last stage knows; remove their regularizers, or give stages=1"
             )
-        loss = float(found) if last else 0.0
-        self._gone[worker] = _Gone(number, rows, loss, found.shape)
-        return Passed(() if last else (found.reshape(-1),), number)
+        loss = float(output) if last else 0.0
+        self._pending[worker] = _PendingBatch(number, rows, loss, output.shape)
+        return Passed(() if last else (output.reshape(-1),), number)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """The gradient of the batch that has gone forward; rows and loss are the last one's."""
-        step, rows, loss, shape = self._gone.pop(place.worker)
+        """Compute the gradient of the pending batch; the last stage adds samples and loss."""
+        step, rows, loss, shape = self._pending.pop(place.worker)
         last = self._loss is not None
-        told = (rows, loss, step) if last else (0, np.nan, step)
+        facts = (rows, loss, step) if last else (0, np.nan, step)
         if not rows:
             nothing = np.zeros(self.size, self._variables[0].dtype)
-            return Gradient(nothing, *told, before=() if self._read else (nothing[:0],))
+            return Gradient(nothing, *facts, before=() if self._read else (nothing[:0],))
         seed = None if last else tf.constant(values[0].reshape(shape))
         dx = self._stage.backward(place.worker, seed)
         gradients = self._stage.take_gradients()
         flat = np.concatenate([gradients[place].numpy().reshape(-1) for place in self._order])
         before = () if self._read else (np.asarray(dx).reshape(-1),)
-        return Gradient(flat, *told, before=before)
+        return Gradient(flat, *facts, before=before)
 
     def _batch(
-        self, worker: int, number: int, given: Sequence[Vector]
+        self, worker: int, number: int, values: Sequence[Vector]
     ) -> tuple[list[tf.Tensor], tf.Tensor | None, tf.Tensor | None]:
-        """Inputs, and at the last stage targets and weights of samples."""
+        """Return the stage's inputs, and for the last stage also targets and sample weights."""
         x, y, weight = None, None, None
         if self._read is not None or self._loss is not None:
             x, y, weight = self._batches(worker, number)
         if self._read is not None:
             return self._read(x), y, weight
-        return [tf.constant(given[0].reshape(-1, *self.model.inputs[0].shape[1:]))], y, weight
+        return [tf.constant(values[0].reshape(-1, *self.model.inputs[0].shape[1:]))], y, weight
 
 
-def cut(model: keras.Model, batches: Batches, stages: int) -> Cut:
-    """The replicas of a model in stages.
+def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
+    """Divide a model into stages, and return the members of its replicas.
 
     Raises:
-        InvalidInput: the model is no chain of so many stages with weights and one tensor between.
+        InvalidInput: The model cannot be divided into so many stages that have weights and pass one
+            tensor to the next stage.
     """
     blocks = Blocks(model)
     if stages > len(blocks):
         raise InvalidInput(
-            f"stages={stages} have a block at least, but the model is a chain of {len(blocks)}; "
+            f"stages={stages} need a block each, but the model is a chain of {len(blocks)}; "
             f"allowed: 1 to {len(blocks)}"
         )
     counts = [part.count_params() for part in blocks.split(range(len(blocks) + 1)).models]
-    edges = by_parameters(counts, stages)
+    edges = balance_parameters(counts, stages)
     chain = blocks.split(edges)
     weights = model.trainable_variables
     (all_of_it,) = placed([tuple(weight.shape) for weight in weights], 1, "round_robin")
     pairs = list(zip(weights, all_of_it.pieces, strict=True))
-    drawn = once(batches)
+    cached_batches = cache_latest_batch(batches)
     first = [number for _, number in chain.takes[0]]
 
     def read(x: Nest) -> list[tf.Tensor]:
         inputs = chain.read(x)
         return [inputs[number] for number in first]
 
-    found, parts = [], []
+    members, parts = [], []
     for stage, part in enumerate(chain.models):
-        own = {id(variable) for variable in part.trainable_variables}
-        kept = [pair for pair in pairs if id(pair[0]) in own]
-        _refuse(part, stage, stages, bool(kept), str(weights[0].dtype))
-        found.append(
+        own_variables = {id(variable) for variable in part.trainable_variables}
+        trained = [pair for pair in pairs if id(pair[0]) in own_variables]
+        _validate_stage(part, stage, stages, bool(trained), str(weights[0].dtype))
+        members.append(
             CutReplica(
                 part,
-                drawn,
-                [variable for variable, _ in kept],
+                cached_batches,
+                [variable for variable, _ in trained],
                 read if stage == 0 else None,
                 model._compile_loss if stage == stages - 1 else None,
             )
         )
-        parts.append(Parts(tuple(piece for _, piece in kept)))
-    return Cut(found, parts, staged(parts), blocks.described(edges))
+        parts.append(ServerPieces(tuple(piece for _, piece in trained)))
+    return CutReplicas(members, parts, staged(parts), blocks.described(edges))
 
 
-def _refuse(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:
-    """Refuse a stage that cannot be played."""
+def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:
+    """Raise an error for a stage without weights, or with unsuitable inputs."""
     if not weights:
         raise InvalidInput(
             f"stages={stages} leave stage {stage} ({part.layers[-1].name}) without weights to "
@@ -196,22 +197,22 @@ def _refuse(part: keras.Model, stage: int, stages: int, weights: bool, dtype: st
         )
     if stage == 0:
         return
-    given = part.inputs
-    if len(given) > 1:
+    inputs = part.inputs
+    if len(inputs) > 1:
         raise InvalidInput(
-            f"{len(given)} tensors pass into stage {stage}, a mask among them; one can: give "
+            f"{len(inputs)} tensors enter stage {stage}, including a mask; only one can: give "
             "stages=1, or lk.Pipeline"
         )
-    if given[0].dtype != dtype or None in given[0].shape[1:]:
+    if inputs[0].dtype != dtype or None in inputs[0].shape[1:]:
         raise InvalidInput(
-            f"what passes into stage {stage} is {given[0].dtype} of shape {given[0].shape}, the "
-            f"weights are {dtype}; both must be of one type, and all sizes but the rows known: "
+            f"the input of stage {stage} is {inputs[0].dtype} of shape {inputs[0].shape}, the "
+            f"weights are {dtype}; both need one dtype, and all sizes except rows must be known: "
             "give stages=1, or precision='float32'"
         )
 
 
-def once(batches: Batches) -> Batches:
-    """Each worker's latest batch, which several members of its replica ask for."""
+def cache_latest_batch(batches: Batches) -> Batches:
+    """Cache each worker's latest batch, because several members of its replica request it."""
     latest: dict[int, tuple[int, Triple]] = {}
 
     def batch(worker: int, number: int) -> Triple:

@@ -1,4 +1,4 @@
-"""What happened when a program was played: the steps of workers, and the updates of servers."""
+"""The event log of a program run: steps of workers, and updates of servers."""
 
 from __future__ import annotations
 
@@ -11,62 +11,64 @@ import numpy as np
 
 from labkit.common.state import record
 from labkit.programs.actions import Gradient, Message, Passed, Place, Vector
-from labkit.programs.virtual_allreduce import Meeting
+from labkit.programs.virtual_allreduce import AllReduceState
 
 Row: TypeAlias = dict[str, float]
 Event: TypeAlias = dict[str, float]
 
 
 class Backend(Protocol):
-    """What a world needs of the one that trains: gradients, servers, and who looks at weights."""
+    """The computation behind a runtime: gradients, updates, evaluation and progress."""
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Of the worker's next batch."""
+        """Compute the gradient of the worker's next batch."""
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Likewise, of a loss that counts the distance from soft targets by this share."""
+        """Compute the gradient of a loss that includes soft targets with coefficient `share`."""
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """What one predicts at these weights for a batch of a worker, as soft targets, flat."""
+        """Return soft targets for a batch of a worker at given weights, as a flat vector."""
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """The curvature of the loss of the worker's first batch along blocks of the weights."""
+        """Compute the curvature of the loss of the worker's first batch along blocks of weights."""
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """What a pass of a member gives, of its replica's next batch."""
+        """Run the forward pass of a replica's member over the replica's next batch."""
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """The gradients of a pass that has gone forward."""
+        """Run the backward pass of a completed forward pass."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient to what this one holds; the new weights, which nobody writes into."""
+        """Apply a gradient to a program's weights; return the new weights, which are read-only."""
 
     def states(self, worker: int) -> Vector:
-        """What a worker keeps beside its weights, flat."""
+        """Return a worker's optimizer slots and layers' statistics, as one flat vector."""
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """A worker holds these weights from now on."""
+        """Replace a worker's weights, and its state unless it is None; return the new weights."""
 
     def forget(self, worker: int) -> None:
-        """A worker's optimizer begins anew."""
+        """Reset a worker's optimizer: its slots and its count of steps."""
 
     def step(self, row: Row) -> None:
-        """A worker's step is over."""
+        """Record a completed step of a worker, as a row of the history."""
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """An epoch is over for this one, so many seconds after the begin."""
+        """Record a program's weights and the elapsed seconds (`now`) at the end of an epoch."""
 
     def stops(self) -> bool:
-        """Whether someone wants training to end."""
+        """Return whether training must end now."""
 
 
 @record()
 @dataclass
 class Carried:
-    """What a worker has sent, and what those have sent it who write no rows.
+    """The traffic of a worker: messages that it sent, or received from programs without history.
 
     Attributes:
-        nbytes: handed over. wire: of these, what has left its place. messages: how many.
+        nbytes: Total payload bytes.
+        wire: Total bytes that crossed the network.
+        messages: Number of messages.
     """
 
     nbytes: int = 0
@@ -74,7 +76,7 @@ class Carried:
     messages: int = 0
 
     def add(self, nbytes: int, wire: int, messages: int = 1) -> None:
-        """So much more."""
+        """Add payload bytes, network bytes and a number of messages."""
         self.nbytes, self.wire = self.nbytes + nbytes, self.wire + wire
         self.messages += messages
 
@@ -82,16 +84,16 @@ class Carried:
 @record()
 @dataclass
 class Play:
-    """A step of a worker under way: from the request of a gradient to that of the next.
+    """A worker's step in progress, which lasts from one gradient request to the next.
 
     Attributes:
-        start: s.
-        gradient: what it computed, without its values.
-        computed: s that it took.
-        until: s; when that is over.
-        carried: what it has sent for this step.
-        coded: s that it took to encode and decode.
-        held: s for which a server kept the worker waiting for others.
+        start: Time when the step began, s.
+        gradient: Computed gradient, without its values.
+        computed: Total compute time of the step, s.
+        until: Time when the computation ended, s.
+        carried: Traffic of this step.
+        coded: Total encoding and decoding time, s.
+        held: Seconds for which the worker waited for other workers.
     """
 
     start: float
@@ -105,66 +107,67 @@ class Play:
 
 @dataclass
 class EventLog:
-    """Writes rows of history and of the interleaving while a program is played.
+    """A log of history rows (one per worker and step) and of update events while programs run.
 
     Attributes:
-        scenes: who is told of each step.
-        steps: of an epoch.
-        events: one a gradient at a server: server, update (its number there, -1 where it was
-            dropped), worker, step, version (of the weights that it is of), staleness, rows, sent,
-            delivered, applied (s).
-        losses: of workers: who, when (s), and the gradients that it had computed.
-        writers: numbers of those who write rows: workers, and each member of one that is cut. A
-            message counts once: in its sender's row, or, where that one writes none (a server), in
-            the row of who gets it. Of replicas that are cut, loss and samples are in the row of the
-            last member.
+        backend: Backend, which receives a row for each completed step.
+        steps: Steps per epoch.
+        events: One event per gradient at a server. Keys: server, update (number of the server's
+            update; -1: the gradient was dropped), worker, step, version (of the gradient's
+            weights), staleness, rows, sent, delivered, applied (s).
+        losses: Worker failures: worker, time (s), and number of gradients that the worker computed.
+        writers: Numbers of programs with history rows: workers, and each member of a model-parallel
+            replica. A message counts once: in its sender's row, or in its receiver's row if the
+            sender (a server) has no rows. The last member's row holds a replica's loss and samples.
     """
 
-    scenes: Backend
+    backend: Backend
     steps: int
     events: list[Event] = field(default_factory=list)
     losses: list[Event] = field(default_factory=list)
     writers: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
-    _ahead: dict[int, Carried] = field(default_factory=dict)  # sent for steps to come
+    _ahead: dict[int, Carried] = field(default_factory=dict)  # traffic of the next step, by worker
     _updates: dict[int, int] = field(default_factory=dict)
 
-    def begins(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
-        """A worker has computed a gradient; the step before is over."""
+    def record_gradient(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
+        """Record a computed gradient, and end the worker's previous step."""
         carried = self._ahead.pop(worker, Carried())
-        self.ends(worker, start)
+        self.end_step(worker, start)
         self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
 
-    def predicted(self, worker: int, seconds: float) -> None:
-        """A worker has computed predictions."""
+    def record_prediction(self, worker: int, seconds: float) -> None:
+        """Add the seconds that a worker's predictions took to its compute time."""
         if play := self._plays.get(worker):
             play.computed += seconds
 
-    def passes(self, member: int, passed: Passed, start: float, stop: float) -> None:
-        """A member has gone forward; with its first pass its step before is over."""
+    def record_forward(self, member: int, passed: Passed, start: float, stop: float) -> None:
+        """Record a replica member's forward pass; the first pass of a batch ends the last step."""
         play = self._plays.get(member)
         if play is None or play.gradient.step != passed.step:
-            self.begins(member, Gradient(np.empty(0), 0, math.nan, passed.step), start, stop)
+            self.record_gradient(
+                member, Gradient(np.empty(0), 0, math.nan, passed.step), start, stop
+            )
         else:
             play.computed, play.until = play.computed + stop - start, stop
 
-    def goes_back(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
-        """A member has gone back: with its last pass its gradient is there."""
+    def record_backward(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
+        """Record a replica member's backward pass; the last pass yields the weights' gradient."""
         if play := self._plays.get(member):
             play.gradient = _about(gradient)
             play.computed, play.until = play.computed + stop - start, stop
 
-    def ends(self, worker: int, now: float) -> None:
-        """The step of this worker that is under way, if any, is over."""
+    def end_step(self, worker: int, now: float) -> None:
+        """End the current step of a worker, if there is one."""
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        if more := self._ahead.pop(worker, None):  # for a step that never came
-            play.carried.add(more.nbytes, more.wire, more.messages)
+        if traffic := self._ahead.pop(worker, None):  # traffic for a next step that never began
+            play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start
         rest = max(0.0, seconds - play.computed - play.coded)
-        held = min(play.held, rest)
-        self.scenes.step(
+        wait = min(play.held, rest)
+        self.backend.step(
             {
                 "epoch": play.gradient.step // self.steps,
                 "step": play.gradient.step,
@@ -173,8 +176,8 @@ class EventLog:
                 "seconds": seconds,
                 "compute_seconds": play.computed,
                 "codec_seconds": play.coded,
-                "communicate_seconds": rest - held,
-                "wait_seconds": held,
+                "communicate_seconds": rest - wait,
+                "wait_seconds": wait,
                 "payload_bytes": play.carried.nbytes,
                 "wire_bytes": play.carried.wire,
                 "messages": play.carried.messages,
@@ -182,63 +185,63 @@ class EventLog:
             }
         )
 
-    def loses(self, members: Sequence[int], now: float) -> None:
-        """A worker is gone with all its members, and what it had not computed never was."""
+    def record_failure(self, members: Sequence[int], now: float) -> None:
+        """Record the failure of a replica with all its members; omit unfinished gradients."""
         *others, worker = members
         for member in others:
             self._plays.pop(member, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
-        # Between its passes a member has no loss yet, and waits.
+        # The loss of a member that waits between its passes is NaN.
         done = play is not None and play.until <= now and not math.isnan(play.gradient.loss)
         if not done:
             self._plays.pop(worker, None)
         self.losses.append({"worker": worker, "seconds": now, "gradients": step + done})
-        self.ends(worker, now)
+        self.end_step(worker, now)
 
-    def sends(self, worker: int, message: Message, on_wire: bool) -> None:
-        """One has sent a message, which may be for the step that it comes to next."""
+    def count_sent(self, worker: int, message: Message, on_wire: bool) -> None:
+        """Count a sent message in the sender's current step, or in its next step."""
         play = self._plays.get(worker)
         if play is not None and message.step <= play.gradient.step:
             _count(play.carried, message, on_wire)
         elif worker in self.writers:
             _count(self._ahead.setdefault(worker, Carried()), message, on_wire)
 
-    def receives(self, worker: int, message: Message, on_wire: bool) -> None:
-        """One has got a message, which counts here where its sender writes no rows."""
+    def count_received(self, worker: int, message: Message, on_wire: bool) -> None:
+        """Count a received message if its sender (a server) has no history rows."""
         play = self._plays.get(worker)
         if play is not None and message.source not in self.writers:
             _count(play.carried, message, on_wire)
 
-    def coded(self, worker: int, seconds: float) -> None:
-        """A worker has encoded or decoded what travels."""
+    def add_codec_time(self, worker: int, seconds: float) -> None:
+        """Add seconds of encoding or decoding to a worker's current step."""
         if play := self._plays.get(worker):
             play.coded += seconds
 
-    def waited(self, worker: int, seconds: float) -> None:
-        """Others kept a worker waiting."""
+    def record_wait(self, worker: int, seconds: float) -> None:
+        """Record the seconds for which other workers delayed a worker, as a maximum per step."""
         if play := self._plays.get(worker):
             play.held = max(play.held, seconds)
 
-    def met(self, worker: int, meeting: Meeting) -> None:
-        """A worker has been in an allreduce, which may be before its first step."""
+    def record_allreduce(self, worker: int, meeting: AllReduceState) -> None:
+        """Add a worker's traffic and waiting time in an allreduce to its current or next step."""
         play = self._plays.get(worker)
         carried = play.carried if play else self._ahead.setdefault(worker, Carried())
         carried.add(meeting.nbytes, meeting.wire, meeting.messages)
         if play:
             play.held += meeting.held
 
-    def applies(self, server: int, of: Sequence[Message], now: float) -> None:
-        """A server begins to apply what these messages brought."""
+    def record_update(self, server: int, of: Sequence[Message], now: float) -> None:
+        """Record that a server begins to apply the gradients in some messages as one update."""
         number = self._updates.get(server, 0)
         self._updates[server] = number + 1
         for message in of:
             self.events.append(_event(server, number, message, number - message.version, now))
 
-    def drops(self, server: int, message: Message, now: float) -> None:
-        """A gradient came too late."""
-        late = self._updates.get(server, 0) - message.version
-        self.events.append(_event(server, -1, message, late, now))
+    def record_dropped(self, server: int, message: Message, now: float) -> None:
+        """Record a gradient that a server does not apply."""
+        staleness = self._updates.get(server, 0) - message.version
+        self.events.append(_event(server, -1, message, staleness, now))
 
 
 def _count(carried: Carried, message: Message, on_wire: bool) -> None:
@@ -247,7 +250,7 @@ def _count(carried: Carried, message: Message, on_wire: bool) -> None:
 
 
 def _about(gradient: Gradient) -> Gradient:
-    """A gradient without its values, which may go."""
+    """Return a gradient without its values, which frees their memory."""
     return replace(gradient, values=gradient.values[:0].copy(), before=())
 
 

@@ -1,4 +1,4 @@
-"""The wall clock: each MPI rank plays the programs of its place, and time is what it takes."""
+"""The runtime on the wall clock: each MPI rank runs the programs that are assigned to it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.communicator import Carrier, Communicator, Letter, computing
-from labkit.exchange.compressed import CompressedMean, Layer
+from labkit.communicator import AnyMailbox, Communicator, Letter, computing
+from labkit.exchange.compressed import BucketLayer, CompressedMean
 from labkit.programs.actions import (
     Action,
-    AllReduce,
+    AllReduceAction,
     Backward,
     Begin,
     Compute,
     Computes,
-    Curve,
+    Curvature,
     Forward,
     Gradient,
     Join,
@@ -34,43 +34,44 @@ from labkit.programs.actions import (
     Vector,
     Wait,
 )
-from labkit.programs.carriers import Changing
+from labkit.programs.carriers import StateAttributes
 from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.program_state import ProgramState
 from labkit.programs.quiescence import Quiescence
 from labkit.programs.runtime import Runtime
-from labkit.programs.virtual_allreduce import Meeting
+from labkit.programs.virtual_allreduce import AllReduceState
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _WAIT = "a message of a program"
 
-# What was asked for, what it gave, from when to when, s.
+# A computation: its action, its result, and its start and stop times in s.
 Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
 
 
-# Of a world, what changes while it is played.
+# Attributes of the runtime that are part of its state.
 _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
 class MpiRuntime(Runtime):
-    """Plays the programs of one place, and passes messages between places over MPI.
+    """A runtime for the programs of one rank, which sends messages to other ranks over MPI.
 
-    A rank with one program computes where it stands. One with a worker and a server that answers
-    each gradient at once lets another thread compute; all of MPI stays with this one.
+    A rank with one program computes in its main thread. A rank may hold a worker and a server that
+    answers each gradient at once. The worker then computes in a second thread, and only the main
+    thread calls MPI.
 
     Args:
-        programs: of this place, by number.
-        hosts: the rank of each number.
-        communicator: all places.
-        scenes: computes gradients and applies them.
-        diary: where steps and updates are written.
-        dtype: of what messages bring.
-        mailbox: what carries messages; None: two-sided.
-        meanwhile: whether a server has something to say while the worker beside it computes.
-        shapes: of the weights.
-        seed: of compressors' random choices.
+        programs: Programs of this rank, by number.
+        hosts: Rank of each program, by the program's number.
+        communicator: Communicator of all ranks.
+        backend: Backend that computes gradients and applies them.
+        event_log: Event log of steps and updates.
+        dtype: Dtype of the messages' values.
+        mailbox: Transport of messages; None: MPI's two-sided sends and receives.
+        meanwhile: Whether a server can answer while the worker on the same rank computes.
+        shapes: Shapes of the weights.
+        seed: Seed of the compressors.
     """
 
     def __init__(
@@ -78,72 +79,77 @@ class MpiRuntime(Runtime):
         programs: Mapping[int, Program],
         hosts: Sequence[int],
         communicator: Communicator,
-        scenes: Backend,
-        diary: EventLog,
+        backend: Backend,
+        event_log: EventLog,
         dtype: DTypeLike,
         meanwhile: bool = True,
-        mailbox: Carrier | None = None,
+        mailbox: AnyMailbox | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
         seed: int = 0,
     ) -> None:
-        super().__init__(programs, hosts, scenes, diary)
+        super().__init__(programs, hosts, backend, event_log)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
-        self._ready: dict[int, Any] = dict.fromkeys(programs)  # answers to be handed over next
-        self._near: deque[tuple[int, Message]] = deque()  # to whom; said at this place
-        self._far: deque[tuple[int, Message]] = deque()  # likewise, come from elsewhere
-        self._wakes: dict[int, float] = {}  # when who goes on by itself, s
-        # What another thread computes for whom.
+        self._ready: dict[int, Any] = dict.fromkeys(programs)  # next answers, by program
+
+        # Receivers and messages: from this rank, and from other ranks.
+        self._near: deque[tuple[int, Message]] = deque()
+        self._far: deque[tuple[int, Message]] = deque()
+        self._wakes: dict[int, float] = {}  # times when `Wait` actions end, s, by program
+
+        # Computations in the second thread, by program.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
-        self._behind = 0.0  # s, by which this world's time is behind the clock's
+        self._behind = 0.0  # the clock's time minus this runtime's time, s
         self._between: Callable[[MpiRuntime], None] | None = None
-        self.still: Quiescence | None = None  # where somebody wants to keep it
-        self._slowly: Callable[[], AbstractContextManager[None]] = computing(communicator)
-        self._beside = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
+        self.still: Quiescence | None = None  # None: checkpoints are disabled
+        self._slowdown_context: Callable[[], AbstractContextManager[None]] = computing(communicator)
+        self._compute_thread = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
-        self._means: dict[int, CompressedMean] = {}  # by fragment
-        self._recalled: dict[int, Mapping[str, Vector]] = {}  # what those know that are to come
-        # An allreduce that goes on while this rank computes has MPI to itself: nobody sends then.
-        self._aside = ThreadPoolExecutor(1)
-        self._under_way: Future[Meeting] | None = None
+        self._means: dict[int, CompressedMean] = {}  # error feedback, by fragment
+
+        # Restored error feedback, by fragment.
+        self._restored_feedback: dict[int, Mapping[str, Vector]] = {}
+        # While an allreduce runs in its thread, no other thread calls MPI, so no message is sent.
+        self._allreduce_thread = ThreadPoolExecutor(1)
+        self._under_way: Future[AllReduceState] | None = None
 
     def play(self, between: Callable[[MpiRuntime], None] | None = None) -> None:
-        """Play this place's programs to their ends.
+        """Run the programs of this rank to their ends.
 
         Args:
-            between: called between two actions, where the world may stand still and be kept.
+            between: Function that is called between two actions; it may save a checkpoint.
 
         Raises:
-            RankFailed, WaitTooLong: see `Communicator`.
+            RankFailed, WaitTooLong: See `Communicator`.
         """
-        patience = self._communicator.patience
+        patience = self._communicator.wait_policy
         self._between, self._begin = between, self._begin or self._now()
-        patience.enter(_WAIT, collective=False)
+        patience.name_call(_WAIT, collective=False)
         try:
-            patience.begin()
+            patience.start_wait()
             polls = 0
-            while not self._done():
+            while not self._is_done():
                 if between is not None:
                     between(self)
-                if self._look():
-                    patience.begin()
+                if self._advance():
+                    patience.start_wait()
                     polls = 0
                 else:
                     patience.pause(polls)
                     polls += 1
         finally:
-            self._aside.shutdown()
-            if self._beside:
-                self._beside.shutdown()
+            self._allreduce_thread.shutdown()
+            if self._compute_thread:
+                self._compute_thread.shutdown()
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         if not all(player.over for player in self._players.values()) or not self._mailbox.idle:
             return False
-        return self.still is None or self.still.ended()
+        return self.still is None or self.still.all_ended()
 
-    def _look(self) -> bool:
-        """Take in what has come and let go on who can; whether anything happened."""
-        self._take_in()
+    def _advance(self) -> bool:
+        """Receive messages and resume ready programs; return whether any program advanced."""
+        self._receive_all()
         for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
             del self._wakes[number]
             self._ready[number] = None
@@ -157,163 +163,170 @@ class MpiRuntime(Runtime):
                 self._deliver(*(self._near or self._far).popleft())
         return happens
 
-    def _take_in(self) -> None:
-        """What others have sent, and what was computed beside."""
+    def _receive_all(self) -> None:
+        """Receive messages from other ranks, and results from the compute thread."""
         for letter in self._mailbox.collect():
-            self._far.append(self._opened(letter))
+            self._far.append(self._decode(letter))
             if self.still is not None:
                 self.still.count(got=1)
         for number in [number for number, future in self._computes.items() if future.done()]:
-            self._ready[number] = self._spent(number, *self._computes.pop(number).result())
+            self._ready[number] = self._finish_compute(number, *self._computes.pop(number).result())
 
     def _now(self) -> float:
         return self._clock.now() - self._behind
 
-    # --- its state ---------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """See `World`; ranks count what they say to each other."""
+        """Enable checkpoints, see `Runtime.keeps`; each rank then counts its messages."""
         super().keeps(outside)
         self.still = Quiescence(self._communicator)
 
     def stands(self) -> int | None:
-        """Stand still with all others (collective): the steps that all have behind them.
+        """Wait until all ranks are quiescent (collective); return their total number of steps.
 
-        None: this rank has to go on before.
+        The result is None if this rank must continue first, because another rank waits for it.
         """
         assert self.still is not None  # for the type checker: see `keeps`
         if self._under_way is not None:
             self._under_way.result()
         wait(self._computes.values())
-        found = self.still.comes(self._take_in)
-        self._communicator.patience.enter(_WAIT, collective=False)
-        return found
+        total_steps = self.still.wait(self._receive_all)
+        self._communicator.wait_policy.name_call(_WAIT, collective=False)
+        return total_steps
 
     @property
-    def _changing(self) -> Changing:
-        return [(self, _STATE), *super()._changing]
+    def _state_attributes(self) -> StateAttributes:
+        return [(self, _STATE), *super()._state_attributes]
 
-    def keep(self, beside: Any = None) -> ProgramState:
-        """All that this rank has to know to go on, while all stand still; see `VirtualWorld`."""
+    def keep(self, backend_state: Any = None) -> ProgramState:
+        """Return the state of this rank while all ranks are quiescent; see `VirtualRuntime`."""
         assert self.still is not None  # for the type checker: see `keeps`
         meeting = None if self._under_way is None else self._under_way.result()
-        means = {fragment: means.remembered() for fragment, means in self._means.items()}
-        more = self._now(), self.still.steps, meeting, self._recalled | means
-        return self._kept(more, beside)
+        means = {fragment: means.state_dict() for fragment, means in self._means.items()}
+        own_state = self._now(), self.still.steps, meeting, self._restored_feedback | means
+        return self._save_state(own_state, backend_state)
 
-    def take(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Go on from there; what was kept beside it."""
+    def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
+        """Restore a saved state, and return the backend's state that was stored with it."""
         assert self.still is not None  # for the type checker: see `keeps`
-        (now, steps, meeting, self._recalled), beside = self._taken(kept, program)
+        (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
+            state, program
+        )
         self._behind = self._clock.now() - now
         self.still.count(steps)
         if meeting is not None:
             self._under_way = Future()
             self._under_way.set_result(meeting)
-        return beside
+        return backend_state
 
-    def _may_stand(self, number: int) -> None:
-        """Let whoever keeps this world look at it, as if the program had not asked yet.
+    def _offer_checkpoint(self, number: int) -> None:
+        """Allow a checkpoint with the state before a program requested its present action.
 
-        It does so when it is handed the answer again.
+        A restored program receives its last answer again, and then requests the action again.
         """
         if self._between is not None:
-            heard = self._players[number].heard
-            self._ready[number] = heard.pop()
+            answers = self._players[number].heard
+            self._ready[number] = answers.pop()
             self._between(self)
-            heard.append(self._ready.pop(number))
+            answers.append(self._ready.pop(number))
 
-    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
-        """What computes is done at once, or by the other thread."""
-        self._may_stand(number)
+    def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
+        """Execute an action; computations run at once, or in the compute thread if there is one."""
+        self._offer_checkpoint(number)
         match action:
             case Compute() | Forward() | Backward():
-                if self._beside is None:
-                    return True, self._spent(number, *self._compute(number, action))
-                self._computes[number] = self._beside.submit(self._compute, number, action)
+                if self._compute_thread is None:
+                    return True, self._finish_compute(number, *self._compute(number, action))
+                self._computes[number] = self._compute_thread.submit(self._compute, number, action)
             case Update(gradient, of, rate):
-                self._diary.applies(number, of, self._now())
-                with self._slowly():
-                    return True, self._scenes.update(number, gradient, rate)
-            case Curve(weights, ends):
-                with self._slowly():
-                    return True, self._scenes.curved(number, weights, ends)
+                self._event_log.record_update(number, of, self._now())
+                with self._slowdown_context():
+                    return True, self._backend.update(number, gradient, rate)
+            case Curvature(weights, ends):
+                with self._slowdown_context():
+                    return True, self._backend.curved(number, weights, ends)
             case Predict(worker, step, weights):
                 start = self._now()
-                with self._slowly():
-                    predicted = self._scenes.predictions(number, worker, step, weights)
-                self._diary.predicted(number, self._now() - start)
+                with self._slowdown_context():
+                    predicted = self._backend.predictions(number, worker, step, weights)
+                self._event_log.record_prediction(number, self._now() - start)
                 return True, predicted
-            case AllReduce():
-                self._comes_to_meet()
-                return True, self._joined(number, self._reduced(number, action))
+            case AllReduceAction():
+                self._count_allreduce()
+                return True, self._finish_allreduce(number, self._allreduce(number, action))
             case Begin(allreduce):
-                self._comes_to_meet()
-                self._under_way = self._aside.submit(self._reduced, number, allreduce)
+                self._count_allreduce()
+                self._under_way = self._allreduce_thread.submit(self._allreduce, number, allreduce)
                 return True, None
             case Join():
-                assert self._under_way is not None  # for the type checker: programs begin first
+                assert self._under_way is not None  # for the type checker: `Begin` comes first
                 meeting, self._under_way = self._under_way.result(), None
-                return True, self._joined(number, meeting)
+                return True, self._finish_allreduce(number, meeting)
             case Wait(seconds):
                 self._wakes[number] = self._now() + seconds
             case _:
-                return super()._act(number, action)
+                return super()._execute(number, action)
         return False, None
 
-    def _coded(self, number: int, call: Callable[[], Vector]) -> Vector:
+    def _run_codec(self, number: int, call: Callable[[], Vector]) -> Vector:
         start = self._now()
-        with self._slowly():
-            found = call()
-        self._diary.coded(number, self._now() - start)
-        return found
+        with self._slowdown_context():
+            result = call()
+        self._event_log.add_codec_time(number, self._now() - start)
+        return result
 
     # --- computing ---------------------------------------------------------------------------
 
     def _compute(self, number: int, action: Computes) -> Spent:
         start = self._now()
-        with self._slowly():
-            found = self._computed(number, action)
-        return action, found, start, self._now()
+        with self._slowdown_context():
+            result = self._execute_compute(number, action)
+        return action, result, start, self._now()
 
-    def _spent(self, number: int, *spent: *Spent) -> Gradient | Passed:
-        self._noted(number, *spent)
+    def _finish_compute(self, number: int, *computation: *Spent) -> Gradient | Passed:
+        self._record_compute(number, *computation)
         if self.still is not None:
             self.still.count(steps=1)
-        return spent[1]
+        return computation[1]
 
     # --- allreduce ---------------------------------------------------------------------------
 
-    def _comes_to_meet(self) -> None:
-        """From here on this rank goes nowhere before all have come."""
+    def _count_allreduce(self) -> None:
+        """Count an allreduce that this rank enters; other ranks must enter it before they pause."""
         if self.still is not None:
-            self.still.count(met=1)
+            self.still.count(allreduces=1)
 
-    def _reduced(self, number: int, action: AllReduce) -> Meeting:
-        """The mean over the ranks (collective)."""
-        given, meter = action.gradient, self._communicator.traffic
-        what = f"fragment {action.fragment} of the weights"
-        told = np.array([given.rows, given.loss, given.last], np.float64)
-        rows, loss, last = self._communicator.tally(told, what)
+    def _allreduce(self, number: int, action: AllReduceAction) -> AllReduceState:
+        """Compute the mean gradient over the ranks, weighted by their samples (collective)."""
+        gradient, meter = action.gradient, self._communicator.traffic
+        name = f"fragment {action.fragment} of the weights"
+        header = np.array([gradient.rows, gradient.loss, gradient.last], np.float64)
+        rows, loss, last = self._communicator.allreduce_small(header, name)
         before = meter.copy()
-        values = given.values.copy()
+        values = gradient.values.copy()
         if action.compressor is None:
-            self._communicator.mean(values, given.rows, action.algorithm, what, total=float(rows))
+            self._communicator.mean(
+                values, gradient.rows, action.algorithm, name, total=float(rows)
+            )
         else:
-            values *= values.dtype.type(given.rows / rows * self._communicator.size)
-            self._compressed(action, values, what)
-        spent = meter.since(before)
-        held, counts = spent.wait_seconds, (spent.payload_bytes, spent.wire_bytes, spent.messages)
+            values *= values.dtype.type(gradient.rows / rows * self._communicator.size)
+            self._compressed_mean(action, values, name)
+        traffic = meter.since(before)
+        wait, counts = (
+            traffic.wait_seconds,
+            (traffic.payload_bytes, traffic.wire_bytes, traffic.messages),
+        )
         size = self._communicator.size
-        mean = Gradient(values, int(rows), float(loss) / size, given.step, bool(last))
-        return Meeting(mean, held, self._now(), *counts)
+        mean = Gradient(values, int(rows), float(loss) / size, gradient.step, bool(last))
+        return AllReduceState(mean, wait, self._now(), *counts)
 
-    def _compressed(self, action: AllReduce, values: Vector, what: str) -> None:
-        """The mean of what ranks say of their values, in place."""
+    def _compressed_mean(self, action: AllReduceAction, values: Vector, name: str) -> None:
+        """Average the compressed values of all ranks, in place."""
         assert action.compressor is not None  # for the type checker
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)
-            means.recall(self._recalled.pop(action.fragment, {}))
+            means.load_state_dict(self._restored_feedback.pop(action.fragment, {}))
             self._means[action.fragment] = means
         ends = [0, values.size]
         shapes: Sequence[tuple[int, ...]] = [values.shape]
@@ -321,41 +334,43 @@ class MpiRuntime(Runtime):
             shapes = self._shapes
             ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
         layers = [
-            Layer("", *edges, shape) for edges, shape in zip(pairwise(ends), shapes, strict=True)
+            BucketLayer("", *edges, shape)
+            for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        pieces = [values[layer.start : layer.stop] for layer in layers]  # views: in place
-        means.reduce(action.fragment, pieces, layers, action.algorithm, what)
+        pieces = [values[layer.start : layer.stop] for layer in layers]  # views, updated in place
+        means.reduce(action.fragment, pieces, layers, action.algorithm, name)
 
-    def _joined(self, number: int, meeting: Meeting) -> Gradient:
-        self._diary.met(number, meeting)
+    def _finish_allreduce(self, number: int, meeting: AllReduceState) -> Gradient:
+        self._event_log.record_allreduce(number, meeting)
         return meeting.mean
 
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, source: int, to: int, message: Message) -> None:
-        if self._sent(source, to, message):
-            self._mailbox.post((source, to), *_sealed(message))
+        if self._record_sent(source, to, message):
+            self._mailbox.post((source, to), *_encode(message))
             if self.still is not None:
                 self.still.count(sent=1)
         else:
             self._near.append((to, message))
 
-    def _opened(self, letter: Letter) -> tuple[int, Message]:
-        has, version, rows, step, ends, sent, held, wants = letter.words.tolist()
+    def _decode(self, letter: Letter) -> tuple[int, Message]:
+        has, version, rows, step, ends, sent, wait, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
-        if values is not None and self.still is not None and self._mailbox.stay:
-            values = values.copy()  # they are remembered, and others will write there
+        if values is not None and self.still is not None and self._mailbox.in_place:
+            # A saved state refers to the values, but the mailbox reuses its buffer.
+            values = values.copy()
             self._mailbox.free(letter.route)
         source, to = letter.route
-        told = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)
-        return to, replace(told, held=held, wants=bool(wants))
+        message = Message(source, values, int(version), int(rows), int(step), bool(ends), sent)
+        return to, replace(message, held=wait, wants=bool(wants))
 
 
-def _sealed(message: Message) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """The words and the bytes of a message."""
+def _encode(message: Message) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Encode a message as a header of floats and the bytes of its values."""
     values = message.values
     words = (values is not None, message.version, message.rows, message.step, message.ends)
     flat = np.ascontiguousarray(values) if values is not None else np.empty(0)
-    rest = message.sent, message.held, message.wants
-    return np.array([*words, *rest], np.float64), flat.view(np.uint8)
+    trailer = message.sent, message.held, message.wants
+    return np.array([*words, *trailer], np.float64), flat.view(np.uint8)

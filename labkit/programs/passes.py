@@ -1,26 +1,27 @@
-"""What a member of a cut replica computes between messages, as data."""
+"""The passes of a replica member: its computations between two exchanges of messages, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.programs.placement import Parts
+from labkit.programs.placement import ServerPieces
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One computation of a member, forward and then back; the members are those of its replica.
+    """One computation of a replica member, first forward and later backward.
 
         forward     gets ──► compute ──► gives
-        back       gives ──► compute ──► gets       with the gradients of the same values
+        backward    gives ──► compute ──► gets      with the gradients of the same values
 
     Attributes:
-        gets: members whose values it reads.
-        gives: members that read of its own, in their next pass.
-        share: of the replica's work.
-        goes_back: whether weights, its own or those before it, wait for a gradient.
-        returns: whether some of them are before it, so that gradients go to whom it got values of.
+        gets: Members of the replica whose outputs the pass reads.
+        gives: Members whose next pass reads the outputs of this pass.
+        share: Fraction of the replica's computation that this pass takes.
+        goes_back: Whether weights of this pass, or of earlier passes, need a gradient.
+        returns: Whether weights of earlier passes need a gradient; if so, the gradients of the
+            inputs are sent back to the members in `gets`.
     """
 
     gets: tuple[int, ...] = ()
@@ -30,11 +31,11 @@ class Pass:
     returns: bool = True
 
 
-def staged(parts: Sequence[Parts]) -> list[list[Pass]]:
-    """The passes of stages, one each: a batch goes through all of them, and back.
+def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
+    """Return one pass per pipeline stage; a batch runs forward and backward through all stages.
 
     Args:
-        parts: what each has of the weights, by which its time is counted.
+        parts: Weights of each stage; a stage's fraction of the time is its fraction of the weights.
     """
     last, size = len(parts) - 1, sum(part.size for part in parts)
     return [

@@ -1,4 +1,4 @@
-"""Which server holds which weights."""
+"""The assignment of weights to parameter servers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from labkit.common.rows import cut
 from labkit.common.state import record
 from labkit.programs.actions import Vector
 
-Index: TypeAlias = tuple[slice | EllipsisType, ...]  # into a tensor
+Index: TypeAlias = tuple[slice | EllipsisType, ...]  # an index into a tensor
 
 
 @record()
 @dataclass(frozen=True)
-class Piece:
-    """A tensor, or elements of it: where it begins and ends in the flat weights.
+class TensorPiece:
+    """A whole tensor, or a contiguous part of a tensor, as a range of the flat weights.
 
     Attributes:
-        tensor: its number in the model.
-        start, stop: in the flat weights.
-        shape: None for a piece of a tensor that was cut.
+        tensor: Number of the tensor in the model.
+        start, stop: Range of indices in the flat weights; `stop` is excluded.
+        shape: Shape of a whole tensor; None for a part of a tensor.
     """
 
     tensor: int
@@ -34,8 +34,8 @@ class Piece:
     stop: int
     shape: tuple[int, ...] | None
 
-    def within(self, index: Index) -> list[Piece]:
-        """What an index takes of the tensor, as stretches of the flat weights."""
+    def within(self, index: Index) -> list[TensorPiece]:
+        """Return the ranges of the flat weights that an index selects from the tensor."""
         elements = np.arange(self.start, self.stop).reshape(self.shape or (-1,))[index].reshape(-1)
         ends = np.flatnonzero(np.diff(elements) > 1) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(elements, ends)]
@@ -44,93 +44,98 @@ class Piece:
 
 @record()
 @dataclass(frozen=True)
-class Parts:
-    """What one server holds: pieces of the flat weights, which lie one behind the other there."""
+class ServerPieces:
+    """The weights of one server: pieces of the flat weights, concatenated."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of weights that the server holds."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the pieces; a piece of a tensor that was cut is a vector."""
+        """The shapes of the pieces; a part of a tensor is a vector."""
         return [
             (piece.stop - piece.start,) if piece.shape is None else piece.shape
             for piece in self.pieces
         ]
 
     def take(self, flat: Vector) -> Vector:
-        """The part of flat weights or gradients; a view where it is one stretch of them."""
+        """Return this server's elements of a flat vector, as a view if they are contiguous."""
         stretches = self._stretches
         if len(stretches) == 1:
             return flat[stretches[0][0] : stretches[0][1]]
         return np.concatenate([flat[start:stop] for start, stop in stretches] or [flat[:0]])
 
     def put(self, part: Vector, flat: Vector) -> None:
-        """Write the part into flat weights."""
+        """Write this server's elements into a flat vector of all weights."""
         at = 0
         for start, stop in self._stretches:
             flat[start:stop] = part[at : at + stop - start]
             at += stop - start
 
-    def within(self, other: Parts) -> Parts:
-        """What the other has of this part, by its places in this part's own vector."""
-        found: list[Piece] = []
+    def within(self, other: ServerPieces) -> ServerPieces:
+        """Return the overlap with another server's pieces, as ranges of this server's vector."""
+        pieces: list[TensorPiece] = []
         at = 0
         for piece in self.pieces:
-            for its in other.pieces:
-                if piece.start < its.stop and its.start < piece.stop:
-                    both, by = _within(piece, its.start, its.stop), at - piece.start
-                    found.append(replace(both, start=both.start + by, stop=both.stop + by))
+            for other_piece in other.pieces:
+                if piece.start < other_piece.stop and other_piece.start < piece.stop:
+                    overlap, offset = (
+                        _within(piece, other_piece.start, other_piece.stop),
+                        at - piece.start,
+                    )
+                    pieces.append(
+                        replace(overlap, start=overlap.start + offset, stop=overlap.stop + offset)
+                    )
             at += piece.stop - piece.start
-        return Parts(tuple(found))
+        return ServerPieces(tuple(pieces))
 
     @cached_property
     def _stretches(self) -> list[tuple[int, int]]:
-        """Pieces that follow on each other, as one."""
-        found: list[tuple[int, int]] = []
+        """The pieces as index ranges of the flat weights, with adjacent pieces merged."""
+        stretches: list[tuple[int, int]] = []
         for piece in self.pieces:
-            if found and found[-1][1] == piece.start:
-                found[-1] = (found[-1][0], piece.stop)
+            if stretches and stretches[-1][1] == piece.start:
+                stretches[-1] = (stretches[-1][0], piece.stop)
             else:
-                found.append((piece.start, piece.stop))
-        return found
+                stretches.append((piece.start, piece.stop))
+        return stretches
 
 
-def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> list[Parts]:
-    """What each server holds of tensors of these shapes, by a rule of `PLACEMENTS`."""
+def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> list[ServerPieces]:
+    """Assign tensors to servers by a rule of `PLACEMENTS`, and return the pieces of each server."""
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
     tensors = [
-        Piece(number, start, stop, tuple(shape))
+        TensorPiece(number, start, stop, tuple(shape))
         for number, ((start, stop), shape) in enumerate(zip(pairwise(ends), shapes, strict=True))
     ]
-    return [Parts(tuple(pieces)) for pieces in PLACEMENTS[placement](tensors, servers)]
+    return [ServerPieces(tuple(pieces)) for pieces in PLACEMENTS[placement](tensors, servers)]
 
 
-def round_robin(tensors: Sequence[Piece], servers: int) -> list[list[Piece]]:
-    """Tensor k on server k mod n, as TensorFlow's `replica_device_setter` does by itself."""
+def round_robin(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
+    """Assign tensor k to server k mod n, as TensorFlow's `replica_device_setter` does."""
     return [list(tensors[server::servers]) for server in range(servers)]
 
 
-def greedy(tensors: Sequence[Piece], servers: int) -> list[list[Piece]]:
-    """Each tensor, in the order of the model, on the server that holds least by then.
+def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
+    """Assign each tensor, in the order of the model, to the server with the fewest weights so far.
 
-    Source: TensorFlow's `GreedyLoadBalancingStrategy` with `byte_size_load_fn`.
+    Reference: TensorFlow's `GreedyLoadBalancingStrategy` with `byte_size_load_fn`.
     """
-    found: list[list[Piece]] = [[] for _ in range(servers)]
+    servers_pieces: list[list[TensorPiece]] = [[] for _ in range(servers)]
     loads = [0] * servers
     for piece in tensors:
         least = loads.index(min(loads))
-        found[least].append(piece)
+        servers_pieces[least].append(piece)
         loads[least] += piece.stop - piece.start
-    return found
+    return servers_pieces
 
 
-def sharded(tensors: Sequence[Piece], servers: int) -> list[list[Piece]]:
-    """Equal stretches of the flat weights: tensors are cut where a stretch ends."""
+def sharded(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
+    """Divide the flat weights into equal ranges; a range may end inside a tensor."""
     edges = cut(tensors[-1].stop, [1.0] * servers)
     return [
         [
@@ -142,13 +147,13 @@ def sharded(tensors: Sequence[Piece], servers: int) -> list[list[Piece]]:
     ]
 
 
-def _within(piece: Piece, first: int, last: int) -> Piece:
+def _within(piece: TensorPiece, first: int, last: int) -> TensorPiece:
     if first <= piece.start and piece.stop <= last:
         return piece
-    return Piece(piece.tensor, max(first, piece.start), min(last, piece.stop), None)
+    return TensorPiece(piece.tensor, max(first, piece.start), min(last, piece.stop), None)
 
 
-PLACEMENTS: dict[str, Callable[[Sequence[Piece], int], list[list[Piece]]]] = {
+PLACEMENTS: dict[str, Callable[[Sequence[TensorPiece], int], list[list[TensorPiece]]]] = {
     "round_robin": round_robin,
     "greedy": greedy,
     "sharded": sharded,

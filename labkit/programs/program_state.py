@@ -1,4 +1,4 @@
-"""What a play keeps, as text and arrays: state that can be written down, and taken up again."""
+"""The state of programs as text and arrays, which can be stored and restored."""
 
 from __future__ import annotations
 
@@ -11,54 +11,55 @@ import numpy as np
 
 from labkit.common.errors import LabkitError, short
 from labkit.common.state import decoding, record
-from labkit.programs.reader import Reader
-from labkit.programs.writer import Writer
+from labkit.programs.reader import ObjectReader
+from labkit.programs.writer import ObjectWriter
 
 SCHEMA = 1
-# Letters of a form. A step of a worker has some 500, so that this is half a million steps; JSON
-# of empty lists takes twenty-five times its letters, so that a forged form may cost 7 GB.
+# Maximum number of characters of a state's JSON. A worker's step takes about 500 characters, so the
+# limit is half a million steps. JSON of empty lists needs 25 bytes of memory per character, so a
+# forged state may take 7 GB.
 LIMIT = 2**28
 
 
 @record()
 @dataclass(frozen=True)
 class ProgramState:
-    """Objects at one moment: how they hang together, and their arrays, which nobody writes into.
+    """A snapshot of objects: their structure as text, and their arrays, which are read-only.
 
     Attributes:
-        form: the objects, with numbers in the place of arrays; JSON of nodes.
-        arrays: by that number.
+        form: Objects as nodes of JSON, in which the index of an array replaces the array.
+        arrays: Arrays, by index.
     """
 
     form: str
     arrays: tuple[np.ndarray, ...]
 
 
-def keep(thing: Any, outside: Mapping[str, object]) -> ProgramState:
-    """An object as it is now; its arrays are not copied, and those that are one stay one.
+def keep(value: Any, outside: Mapping[str, object]) -> ProgramState:
+    """Return the present state of an object; shared arrays stay shared and are not copied.
 
     Args:
-        thing: the object.
-        outside: by name, what it refers to and is not a part of it.
+        value: Object to save.
+        outside: Objects, by name, to which the state refers but which it does not contain.
 
     Raises:
-        LabkitError: a part of it is no data.
+        LabkitError: A part of the object cannot be stored, for example a function.
     """
-    writer = Writer(outside)
-    root = writer.value(thing)
+    writer = ObjectWriter(outside)
+    root = writer.value(value)
     form = json.dumps({"schema": SCHEMA, "root": root, "nodes": writer.nodes})
     return ProgramState(form, tuple(writer.arrays))
 
 
-def taken(kept: ProgramState, outside: Mapping[str, object]) -> Any:
-    """The object anew.
+def restore_object(state: ProgramState, outside: Mapping[str, object]) -> Any:
+    """Return a new object that is decoded from a saved state.
 
     Raises:
-        LabkitError: the form is no state, or names what no state is made of.
+        LabkitError: The text is not a state, or names a type that states cannot contain.
     """
     with decoding("the state in the checkpoint"):
-        content = _content(kept.form)
-        reader = Reader(kept.arrays, outside)
+        content = _content(state.form)
+        reader = ObjectReader(state.arrays, outside)
         for kind, data in content["nodes"]:
             reader.add(kind, data)
         reader.fill()
@@ -68,12 +69,13 @@ def taken(kept: ProgramState, outside: Mapping[str, object]) -> Any:
 def _content(form: str) -> Any:
     if not form.startswith("{"):
         raise LabkitError(
-            f"the state in the checkpoint is no JSON of schema {SCHEMA}, which this labkit reads "
-            "(earlier ones wrote pickles, which can run code); begin anew"
+            f"the state in the checkpoint is not JSON of schema {SCHEMA}, which this labkit reads "
+            "(earlier versions wrote pickles, which can run code); start without the checkpoint"
         )
     if len(form) > LIMIT:
         raise LabkitError(
-            f"the state in the checkpoint has {len(form):,} letters; allowed: {LIMIT:,}; begin anew"
+            f"the state in the checkpoint has {len(form):,} characters; allowed: {LIMIT:,}; start "
+            "without the checkpoint"
         )
     content = json.loads(form)
     if content["schema"] != SCHEMA:

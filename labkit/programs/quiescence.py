@@ -1,4 +1,4 @@
-"""All ranks stand still at one moment at which nothing is on its way between them."""
+"""Quiescence: all ranks pause at a moment without messages in transit, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ _MET, _SENT, _GOT, _STEPS, _OVER = range(5)
 
 
 class Quiescence:
-    r"""A consistent cut through programs that several ranks play, found by counting.
+    r"""A consistent cut through the programs of several ranks, found by counting messages.
 
-    Rank 0 asks; each rank stands still before its next action, and goes on taking in what comes.
-    All stand still with nothing on its way when all have been in as many allreduces, and as many
-    letters have come as were sent: \(\sum_r s_r = \sum_r g_r\). Whoever sees that another one is in
-    an allreduce goes on until it has come there, too. From then on nobody moves before all have
-    seen it, for which they meet.
+    Rank 0 requests a checkpoint. Each rank pauses before its next action, but continues to receive
+    messages. The ranks are quiescent under two conditions. All ranks have entered the same number
+    of allreduces. The ranks r have received as many messages as they sent:
+    \(\sum_r s_r = \sum_r g_r\). A paused rank continues if another rank waits for it in an
+    allreduce. Finally, all ranks confirm the counts in a collective call before any rank resumes.
 
     Args:
-        communicator: the ranks; what they have counted on its board is of one play.
+        communicator: Communicator of the ranks. Its status table, in shared memory, holds the
+            counts of one run.
 
     Attributes:
-        steps: that this rank has behind it.
+        steps: Number of completed steps of this rank.
 
-    Source: F. Mattern, Efficient algorithms for distributed snapshots and global virtual time
+    References: F. Mattern, Efficient algorithms for distributed snapshots and global virtual time
     approximation, 1993 (counting messages), doi 10.1006/jpdc.1993.1075; K. M. Chandy, L. Lamport,
-    Distributed snapshots, 1985, doi 10.1145/214451.214456. Differs from both: ranks stand still
-    meanwhile, and messages that had been on their way are a part of their readers' states.
+    Distributed snapshots, 1985, doi 10.1145/214451.214456. Difference from both: ranks pause during
+    the snapshot, and messages in transit become part of their receivers' states.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -39,58 +40,61 @@ class Quiescence:
 
     @property
     def steps_of_all(self) -> int:
-        """That all ranks have behind them, as far as this one knows."""
+        """The total number of completed steps of all ranks, as far as this rank knows."""
         return int(self._board.counts()[:, _STEPS].sum())
 
-    def count(self, steps: int = 0, met: int = 0, sent: int = 0, got: int = 0) -> None:
-        """So many more steps, allreduces that begin, letters; others may see it."""
-        self.steps, self._met = self.steps + steps, self._met + met
+    def count(self, steps: int = 0, allreduces: int = 0, sent: int = 0, got: int = 0) -> None:
+        """Add steps, started allreduces, and sent and received messages to this rank's counts."""
+        self.steps, self._met = self.steps + steps, self._met + allreduces
         self._sent, self._got = self._sent + sent, self._got + got
         self._board.count(self._met, self._sent, self._got, self.steps, self._over)
 
     def ask(self) -> None:
-        """On rank 0: all are to stand still."""
+        """Request a checkpoint from all ranks (called on rank 0)."""
         if not self._asked:
             self._asked = True
             self._board.request_checkpoint(self._time)
 
     @property
     def wanted(self) -> bool:
-        """Whether this rank is to stand still now."""
-        return self._board.asked_to_keep(self._time) and not self._behind()
+        """Whether this rank must pause now for a checkpoint."""
+        return self._board.is_checkpoint_requested(self._time) and not self._behind()
 
-    def comes(self, look: Callable[[], object]) -> int | None:
-        """Stand still until all do (collective).
+    def wait(self, look: Callable[[], object]) -> int | None:
+        """Pause until all ranks are quiescent (collective).
 
         Args:
-            look: takes in what has come.
+            look: Function that receives pending messages of this rank.
 
         Returns:
-            the steps that all have behind them; None: this rank has to go on before.
+            Total number of completed steps of all ranks; None: this rank must continue first.
         """
-        patience = self._communicator.patience
-        patience.enter("a checkpoint of programs", collective=False)
-        patience.begin()
+        patience = self._communicator.wait_policy
+        patience.name_call("a checkpoint of programs", collective=False)
+        patience.start_wait()
         self._board.set_quiescent(self._time)
-        told, polls = None, 0
-        while told is None:
+        counts, polls = None, 0
+        while counts is None:
             if self._behind():
                 self._board.set_quiescent(0)
                 return None
             look()
-            if self._board.all_stand_still(self._time) and self._agreed(self._board.counts()):
-                own = self._met, self._sent, self._got, self.steps, self._over
-                told = np.array(self._communicator.allgather(own, "a checkpoint of programs"))
-                told = told if self._agreed(told) else None  # rows may have been half written
+            if self._board.all_quiescent(self._time) and self._agreed(self._board.counts()):
+                own_counts = self._met, self._sent, self._got, self.steps, self._over
+                counts = np.array(
+                    self._communicator.allgather(own_counts, "a checkpoint of programs")
+                )
+                # The status table may have shown a row that its rank was still writing.
+                counts = counts if self._agreed(counts) else None
             patience.pause(polls)
             polls += 1
         self._time, self._asked = self._time + 1, False
-        return int(told[:, _STEPS].sum())
+        return int(counts[:, _STEPS].sum())
 
-    def ended(self) -> bool:
-        """Whether all ranks have come to their ends, as this one has; until then they may be asked.
+    def all_ended(self) -> bool:
+        """Return whether all ranks have ended; until then, rank 0 may request a checkpoint.
 
-        Rank 0 says so last, and asks for nothing then.
+        Rank 0 ends last, and then requests no further checkpoint.
         """
         counts = self._board.counts()
         self._over = int(self._communicator.rank != 0 or counts[1:, _OVER].all())

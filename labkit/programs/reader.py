@@ -1,4 +1,4 @@
-"""Objects made of nodes, see `labkit.programs.writer`: whatever nodes say, no code runs."""
+"""Decoding of objects that `labkit.programs.writer` encoded as nodes, which cannot execute code."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from labkit.common.state import record_named
 from labkit.compression import Compressor, parse
 from labkit.programs.writer import PLAIN
 
-MOST_ALIKE = 32  # keys of one hash; chance brings two
+MOST_ALIKE = 32  # maximum number of keys with the same hash; a few may collide by chance
 
 
-class Reader:
-    """Makes objects of nodes: those that may hold each other are empty until all are there.
+class ObjectReader:
+    """A decoder of nodes; containers stay empty until all nodes exist, to allow cycles.
 
     Args:
-        arrays: to which nodes refer by number.
-        outside: by name, objects of which nodes hold the name alone.
+        arrays: Arrays, to which nodes refer by index.
+        outside: Existing objects, to which nodes refer by name instead of encoding them.
     """
 
     def __init__(self, arrays: tuple[np.ndarray, ...], outside: Mapping[str, object]) -> None:
         self._arrays, self._outside = arrays, outside
         self._things: list[Any] = []
         self._fills: list[Callable[[], object]] = []
-        self._hashes: list[Callable[[], object]] = []  # after those: a hash needs all fields
+        # Sets and dicts are filled last, because the hash of a key needs all fields of the key.
+        self._hashes: list[Callable[[], object]] = []
 
     def add(self, kind: str, data: Any) -> None:
-        """Make the object of the next node.
+        """Create the object of the next node.
 
         Raises:
-            LabkitError: no state has a node of this kind.
+            LabkitError: The kind of the node is unknown.
         """
         if kind not in _KINDS:
             raise LabkitError(f"a state has a node {short(kind)}; allowed: {', '.join(_KINDS)}")
         self._things.append(_KINDS[kind](self, data))
 
     def fill(self) -> None:
-        """Put into objects what they hold."""
+        """Fill all containers and records with their contents."""
         for fill in (*self._fills, *self._hashes):
             fill()
 
     def value(self, data: Any) -> Any:
-        """What stands for itself, or the object of a node."""
+        """Return a plain value unchanged, or the decoded object of the node that `data` names."""
         if type(data) in PLAIN:
             return data
         (number,) = data
@@ -95,9 +96,9 @@ class Reader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        # As texts, whose hash nobody can forge.
+        # Names are converted to strings, because no one can forge a string's hash.
         entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
-        entry.check(pairs)
+        entry.validate_names(pairs)
         if entry.is_tuple:
             return entry.tuple_of({name: self.value(value) for name, value in pairs.items()})
         thing = entry.blank()
@@ -129,7 +130,7 @@ class Reader:
 
         dtype = np.dtype(str(name))
         if dtype.hasobject:
-            raise LabkitError("a state names a type of Python objects; allowed: those of numbers")
+            raise LabkitError("a state names a dtype of Python objects; allowed: numeric dtypes")
         return dtype
 
     def _generator(self, state: Any) -> np.random.Generator:
@@ -142,7 +143,7 @@ class Reader:
 
 
 def _refuse_slow(keys: Sequence[Any]) -> None:
-    """Refuse keys whose hash may take forever, as that of tuples in tuples, or is that of many."""
+    """Raise an error for keys with a slow hash, such as nested tuples, or with many collisions."""
     for key in keys:
         if type(key) in PLAIN:
             continue
@@ -152,32 +153,34 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
             if not is_plain and kind.__hash__ is not object.__hash__:
                 raise LabkitError(
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
-                    "tuples of these, and records that are the same only as themselves"
+                    "tuples of these, and records that are compared by identity"
                 )
-    # Each key is compared with all of its hash; those of numbers and of tuples can be forged.
-    most = max(Counter(map(hash, keys)).values(), default=0)
-    if most > MOST_ALIKE:
-        raise LabkitError(f"a state has {most:,} keys of one hash; allowed are {MOST_ALIKE}")
+    # Many keys with one hash make lookups slow; hashes of numbers and tuples can be forged.
+    largest_collision = max(Counter(map(hash, keys)).values(), default=0)
+    if largest_collision > MOST_ALIKE:
+        raise LabkitError(
+            f"a state has {largest_collision:,} keys with the same hash; allowed: {MOST_ALIKE}"
+        )
 
 
-def _at(things: Any, number: int) -> Any:
-    if number < 0:  # Python would count it from the end
+def _at(sequence: Any, number: int) -> Any:
+    if number < 0:  # a negative index would count from the end
         raise IndexError(f"node {number}")
-    return things[number]
+    return sequence[number]
 
 
-_KINDS: dict[str, Callable[[Reader, Any], Any]] = {
-    "list": Reader._list,
-    "tuple": Reader._tuple,
-    "set": Reader._set,
-    "dict": Reader._dict,
-    "deque": Reader._deque,
-    "record": Reader._record,
-    "outside": Reader._outsider,
-    "array": Reader._array,
-    "tensor": Reader._tensor,
-    "scalar": Reader._scalar,
-    "dtype": Reader._dtype,
-    "generator": Reader._generator,
-    "compressor": Reader._compressor,
+_KINDS: dict[str, Callable[[ObjectReader, Any], Any]] = {
+    "list": ObjectReader._list,
+    "tuple": ObjectReader._tuple,
+    "set": ObjectReader._set,
+    "dict": ObjectReader._dict,
+    "deque": ObjectReader._deque,
+    "record": ObjectReader._record,
+    "outside": ObjectReader._outsider,
+    "array": ObjectReader._array,
+    "tensor": ObjectReader._tensor,
+    "scalar": ObjectReader._scalar,
+    "dtype": ObjectReader._dtype,
+    "generator": ObjectReader._generator,
+    "compressor": ObjectReader._compressor,
 }

@@ -1,4 +1,4 @@
-"""One model that computes the gradients of many workers, at weights that are handed in."""
+"""One model that computes the gradients of many workers at given weights."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.programs.actions import Gradient, Vector
-from labkit.programs.placement import Parts
+from labkit.programs.placement import ServerPieces
 from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
-Batches: TypeAlias = Callable[[int, int], Triple]  # of a worker and the number of its batch
+Batches: TypeAlias = Callable[[int, int], Triple]  # from (worker, number of the batch) to a batch
 
 
 class Replica:
-    """The gradient of a model as one function of flat weights: one graph, whatever the workers.
+    """The gradient of a model as a function of flat weights, with one graph for all workers.
 
-    What a layer keeps beside its weights (moving statistics, states of random numbers) is each
-    worker's own.
+    Each worker has its own copy of the layers' state besides weights (moving statistics, random
+    seeds).
 
     Args:
-        model: compiled; its weights are those that all begin with.
-        batches: what workers compute on.
-        variables: the weights, in another order than the model's.
+        model: Compiled model with the initial weights.
+        batches: Function that returns a worker's batch.
+        variables: Trainable variables in the order of the flat weights; None: the model's order.
     """
 
     def __init__(
@@ -55,46 +55,46 @@ class Replica:
         self._compiled = tf.function(self._step, reduce_retracing=True)
         self._predicts = tf.function(self._soft, reduce_retracing=True)
         self._curves = tf.function(self._product, reduce_retracing=True)
-        self._whose: int | None = None  # what the layers keep by now
+        self._whose: int | None = None  # worker whose state the layers hold now
 
     @property
     def weights(self) -> Vector:
-        """The model's, flat, as a copy."""
+        """A copy of the model's weights, as one flat vector."""
         return np.concatenate([variable.numpy().reshape(-1) for variable in self._variables])
 
     @property
     def paths(self) -> list[str]:
-        """Of the variables, one by one."""
+        """The Keras paths of the variables, in the order of the flat weights."""
         return [variable.path for variable in self._variables]
 
     def pieces(self, flat: Vector) -> list[Vector]:
-        """Flat weights, one by one."""
+        """Split flat weights into one flat vector per variable."""
         return [flat[start:stop] for start, stop in self._bounds]
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Of a worker's next batch, at these weights."""
+        """Compute the gradient of a worker's next batch at given weights."""
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
         return self.gradient_of(worker, number, weights, self._batches)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Of a worker's next batch, and a loss that counts soft targets by this share."""
+        """Compute the gradient of a worker's next batch; `share` scales the soft targets' loss."""
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
-        given = tf.convert_to_tensor(soft), tf.constant(share, soft.dtype)
-        return self.gradient_of(worker, number, weights, self._batches, *given)
+        soft_targets = tf.convert_to_tensor(soft), tf.constant(share, soft.dtype)
+        return self.gradient_of(worker, number, weights, self._batches, *soft_targets)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """What one, with what its layers keep, predicts for this batch of a worker."""
+        """Predict soft targets for a batch of `worker`, with the layer state of worker `number`."""
         x, _, _ = self._batches(worker, step)
         self._become(number)
-        found: Vector = self._predicts(tf.convert_to_tensor(weights), x).numpy()
-        return found
+        predicted: Vector = self._predicts(tf.convert_to_tensor(weights), x).numpy()
+        return predicted
 
     def gradient_of(
         self, worker: int, number: int, weights: Vector, batches: Batches, *soft: tf.Tensor
     ) -> Gradient:
-        """Of this batch of a worker; with soft targets and their share, where they are given."""
+        """Compute the gradient of a batch; `soft` holds soft targets and their coefficient."""
         x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
@@ -106,53 +106,56 @@ class Replica:
     def curved(
         self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
     ) -> Gradient:
-        """Products of the Hessian of a worker's first batch, see `Curve`."""
+        """Multiply the Hessian of a worker's first batch by one vector per block of weights.
+
+        See `labkit.programs.actions.Curvature` for the vectors.
+        """
         x, y, weight = batches(worker, 0)
         rows = len(keras.tree.flatten(x)[0])
-        found = np.zeros((len(ends) - 1, self.size), weights.dtype)
+        products = np.zeros((len(ends) - 1, self.size), weights.dtype)
         if rows:
             self._become(worker)
             signs = np.random.default_rng(0).choice([-1.0, 1.0], self.size).astype(weights.dtype)
             flat = tf.convert_to_tensor(weights)
-            for row, (start, stop) in zip(found, pairwise(ends), strict=True):
+            for row, (start, stop) in zip(products, pairwise(ends), strict=True):
                 along = np.zeros_like(weights)
                 along[start:stop] = signs[start:stop]
                 row[...] = self._curves(flat, tf.convert_to_tensor(along), x, y, weight).numpy()
             self._assign(self._first)
-        return Gradient(found.reshape(-1), rows, 0.0, 0)
+        return Gradient(products.reshape(-1), rows, 0.0, 0)
 
     def try_out(self, batches: Batches) -> None:
-        """Compute a gradient that leaves no trace but its time."""
+        """Compute a gradient for time measurement or compilation, and restore the layers' state."""
         x, y, weight = batches(0, 0)
         self._compiled(tf.convert_to_tensor(self.weights), x, y, weight)[0].numpy()
         self._assign(self._first)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """What layers keep for a worker beside the weights."""
+        """Return the values of the layers' non-trainable variables for a worker."""
         if worker == self._whose:
             return [variable.numpy() for variable in self.model.non_trainable_variables]
         return self._states.get(worker, self._first)
 
     def put_states(self, worker: int, states: Sequence[np.ndarray]) -> None:
-        """Let layers keep these for a worker."""
+        """Set the values of the layers' non-trainable variables for a worker."""
         self._states[worker] = list(states)
         if worker == self._whose:
             self._assign(states)
 
     def keep(self) -> tuple[dict[int, int], dict[int, list[np.ndarray]]]:
-        """The batches that each worker has had, and what layers keep for it."""
-        known = self._steps.keys() | self._states.keys()
-        return dict(self._steps), {worker: self.states(worker) for worker in known}
+        """Return, for each worker, the number of computed batches and the layers' state."""
+        workers = self._steps.keys() | self._states.keys()
+        return dict(self._steps), {worker: self.states(worker) for worker in workers}
 
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
-        """Go on from what was kept."""
+        """Restore the workers' batch counts and layer states that `keep` returned."""
         for worker, count in steps.items():
-            for number in range(count):  # a data set of the user's own gives each once
+            for number in range(count):  # skip used batches: a data set yields each batch once
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Leave these weights in the model, and what its layers kept."""
+        """Store weights in the model, and values in its non-trainable variables."""
         if self._whose is not None:
             self._states[self._whose] = self.states(self._whose)
             self._whose = None
@@ -164,12 +167,12 @@ class Replica:
             variable.assign(weights[start:stop].reshape(variable.shape))
 
     def _become(self, worker: int) -> None:
-        """Layers keep what is this worker's."""
+        """Load a worker's state into the layers, and save the state that they held before."""
         if not self._first or worker == self._whose:
             return
-        own = self.model.non_trainable_variables
+        variables = self.model.non_trainable_variables
         if self._whose is not None:
-            self._states[self._whose] = [variable.numpy() for variable in own]
+            self._states[self._whose] = [variable.numpy() for variable in variables]
         self._assign(self._states.get(worker, self._first))
         self._whose = worker
 
@@ -189,18 +192,18 @@ class Replica:
         y: tf.Tensor,
         weight: tf.Tensor | None,
     ) -> tf.Tensor:
-        """The Hessian times a vector: the gradient of what the gradient is along it."""
+        """Return the Hessian times a vector: the gradient of the directional derivative."""
         with tf.GradientTape() as tape:
             gradient, _ = self._step(flat, x, y, weight)
             slope = tf.reduce_sum(gradient * along)
         return self._flat(tape, slope, flat.dtype)
 
     def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """The gradient by all weights, flat; 0 of those that it does not depend on."""
-        found = tape.gradient(of, [variable.value for variable in self._variables])
+        """Return the flat gradient with respect to all weights; 0 for weights without influence."""
+        gradients = tape.gradient(of, [variable.value for variable in self._variables])
         pieces = [
-            tf.zeros([stop - start], dtype) if each is None else tf.reshape(each, [-1])
-            for each, (start, stop) in zip(found, self._bounds, strict=True)
+            tf.zeros([stop - start], dtype) if gradient is None else tf.reshape(gradient, [-1])
+            for gradient, (start, stop) in zip(gradients, self._bounds, strict=True)
         ]
         return tf.concat(pieces, 0)
 
@@ -230,32 +233,34 @@ class Replica:
 
 
 class Shard:
-    """The weights that a server holds, and the optimizer that changes them.
+    """The weights that a server holds, and the optimizer that updates them.
 
     Args:
-        part: which they are.
-        weights: all that training begins with, flat.
-        optimizer: new, its own.
-        variables: the model's, for names and constraints.
+        part: Part of the flat weights that the server holds.
+        weights: Initial weights of the whole model, as one flat vector.
+        optimizer: New optimizer for this part alone.
+        variables: Variables of the model, which supply names and constraints.
     """
 
     def __init__(
         self,
-        part: Parts,
+        part: ServerPieces,
         weights: Vector,
         optimizer: keras.optimizers.Optimizer,
         variables: Sequence[keras.Variable],
     ) -> None:
         self.part, self._optimizer = part, optimizer
-        own = part.take(weights)
+        values_of_part = part.take(weights)
         self._sizes = [piece.stop - piece.start for piece in part.pieces]
         self._variables = []
-        pieces = np.split(own, np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        pieces = np.split(values_of_part, np.cumsum(self._sizes)[:-1]) if self._sizes else []
         for piece, values in zip(part.pieces, pieces, strict=True):
             shape = piece.shape if piece.shape is not None else (-1,)
             model = variables[piece.tensor]
             self._variables.append(
-                keras.Variable(values.reshape(shape), dtype=str(own.dtype), name=model.name)
+                keras.Variable(
+                    values.reshape(shape), dtype=str(values_of_part.dtype), name=model.name
+                )
             )
             self._variables[-1].constraint = model.constraint
         self._factor = tf.Variable(1.0, dtype=tf.float64)
@@ -267,20 +272,20 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights and of the optimizer's slots."""
+        """The total bytes of the weights and of the optimizer's variables."""
         return sum(np.asarray(v).nbytes for v in (*self._variables, *self._optimizer.variables))
 
     @property
     def slots(self) -> list[keras.Variable]:
-        """What the optimizer keeps of past gradients: neither its rate nor its count of steps."""
+        """The optimizer's slots, without its learning rate and its count of steps."""
         return _slots(self._optimizer)
 
     def keep(self) -> list[np.ndarray]:
-        """The weights, and all that the optimizer has beside them."""
+        """Return the weights, and all variables of the optimizer."""
         return [np.array(variable.numpy()) for variable in self._all]
 
     def take(self, values: Sequence[np.ndarray]) -> None:
-        """Go on from what was kept."""
+        """Restore the values that `keep` returned."""
         for variable, value in zip(self._all, values, strict=True):
             variable.assign(value)
 
@@ -289,13 +294,13 @@ class Shard:
         return [*self._variables, *self._optimizer.variables, self._forgotten]
 
     def become(self, weights: Vector) -> None:
-        """Hold these weights."""
+        """Replace the server's weights."""
         edges = np.cumsum(self._sizes)[:-1]
         for variable, values in zip(self._variables, np.split(weights, edges), strict=True):
             variable.assign(values.reshape(variable.shape))
 
     def forget(self, fresh: keras.optimizers.Optimizer) -> None:
-        """Begin anew with slots, as a fresh optimizer has them, and with the count of steps."""
+        """Reset the slots to the slots of a fresh optimizer, and the count of steps to 0."""
         fresh.build(self._variables)
         for slot, first in zip(self.slots, _slots(fresh), strict=True):
             slot.assign(first)
@@ -303,7 +308,7 @@ class Shard:
         self._optimizer.iterations.assign(0)
 
     def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient of this part, at so many times the learning rate; the new weights."""
+        """Apply a gradient with a scaled learning rate, and return the new weights."""
         if not self._variables:
             return gradient[:0]
         self._factor.assign(rate)
@@ -325,9 +330,9 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 def _scale(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable, forgotten: tf.Variable
 ) -> None:
-    """Let each update's learning rate be that of the optimizer, times a factor, in its type.
+    """Multiply the optimizer's learning rate by a factor, in the dtype of the learning rate.
 
-    A schedule goes by all steps, those that the optimizer has forgotten among them.
+    A learning rate schedule counts all steps, including the steps before a reset.
     """
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)

@@ -1,4 +1,4 @@
-"""Who is there: what a program knows of the others before it begins."""
+"""The roles in a program run: facts about all programs that every program knows at its start."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ import numpy as np
 
 from labkit.programs.actions import Place, Vector
 from labkit.programs.passes import Pass
-from labkit.programs.placement import Parts
+from labkit.programs.placement import ServerPieces
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Workers that compute and servers that hold weights, by number: servers come after workers.
+    """Workers, which compute, and servers, which hold weights; servers are numbered after workers.
 
-    A worker may be a replica that is cut, in stages or over a grid of machines, whose members are
-    numbers of their own: the last one, which knows the loss, has the number of the worker; the
-    others come after all servers.
+    A worker may be a model-parallel replica, cut into stages or over a grid. Each member of a
+    replica has a program number. The last member, which computes the loss, has the worker's number.
+    The numbers of the other members follow the numbers of all servers.
 
     Attributes:
-        workers: how many compute.
-        parts: of the flat weights, one a server; none where workers hold all.
-        steps: of an epoch, in each of which all workers have a batch.
-        epochs: how many.
-        weights: that all begin with, flat.
-        hosts: the place of each, by number: who is at one place shares its link and its rank.
-        seed: of random choices.
-        slower: than the fastest, by how many times each worker computes.
-        layers: how many of the flat weights each layer has, in their order.
-        rate: the optimizer's, at the first step.
-        cut: of the flat weights, what each member of a replica has; none where they are whole.
-        passes: what each member computes, and whom it exchanges messages with in between.
+        workers: Number of workers.
+        parts: For each server, the part of the flat weights that it holds; empty if the workers
+            hold all weights.
+        steps: Steps per epoch; in each step, every worker has a batch.
+        epochs: Number of epochs.
+        weights: Initial weights of the model, as one flat vector.
+        hosts: Rank of each program, by number; programs on one rank share its network link.
+        seed: Seed of random choices.
+        slower: Compute time of each worker divided by the compute time of the fastest.
+        layers: Number of weights of each layer, in the order of the flat weights.
+        rate: Learning rate of the optimizer at the first step.
+        cut: For each member of a replica, its part of the flat weights; empty without model
+            parallelism.
+        passes: Passes of each member, with the members that exchange messages before and after.
     """
 
     workers: int
-    parts: Sequence[Parts]
+    parts: Sequence[ServerPieces]
     steps: int
     epochs: int
     weights: Vector
     hosts: Sequence[int]
     seed: int = 0
-    cut: Sequence[Parts] = ()
+    cut: Sequence[ServerPieces] = ()
     passes: Sequence[Sequence[Pass]] = ()
     slower: Sequence[float] = ()
     layers: Sequence[int] = ()
@@ -50,19 +52,19 @@ class Roles:
 
     @property
     def servers(self) -> range:
-        """Their numbers."""
+        """The program numbers of the servers."""
         return range(self.workers, self.workers + len(self.parts))
 
     @property
     def lead(self) -> int:
-        """The server that says who goes on."""
+        """The program number of the server that decides when workers end."""
         return self.workers
 
-    def whole(self, parts: Mapping[int, Vector]) -> Vector:
-        """The flat weights of which servers hold these parts, or of which workers hold copies."""
+    def assemble_weights(self, parts: Mapping[int, Vector]) -> Vector:
+        """Assemble flat weights from servers' parts, or average the copies of workers."""
         if len(parts) == 1:
             return next(iter(parts.values()))
-        if not self.parts:  # the mean of what workers hold
+        if not self.parts:  # workers hold copies
             total = np.zeros_like(self.weights)
             for worker in sorted(parts):
                 total += parts[worker]
@@ -74,50 +76,53 @@ class Roles:
         return flat
 
     def consensus_distance(self, parts: Mapping[int, Vector]) -> float:
-        """The root mean square distance of workers' weights from their mean."""
-        mean = self.whole(parts)
-        return float(np.sqrt(np.mean([np.sum((own - mean) ** 2) for own in parts.values()])))
+        """Return the root mean square, over workers, of the distance of weights from their mean."""
+        mean = self.assemble_weights(parts)
+        return float(
+            np.sqrt(np.mean([np.sum((weights - mean) ** 2) for weights in parts.values()]))
+        )
 
-    def routes(self, said: bool = False) -> dict[tuple[int, int], int]:
-        """Bytes of what workers and servers at different places send each other, both ways.
+    def routes(self, compressed: bool = False) -> dict[tuple[int, int], int]:
+        """Return the maximum bytes of a message, by (sender, receiver), between different ranks.
 
         Args:
-            said: through a compressor. That may take more than it saves: all elements with their
-                indices, twice the bytes, and a few numbers for each tensor.
+            compressed: Whether messages are compressed. A compressed message may be larger than the
+                original: up to all elements with their indices (twice the bytes), and a few numbers
+                per tensor.
         """
 
-        def most(server: int) -> int:
+        def max_bytes(server: int) -> int:
             part = self.part(server)
             nbytes = part.size * self.weights.itemsize
-            return 2 * nbytes + 64 * (1 + len(part.pieces)) if said else nbytes
+            return 2 * nbytes + 64 * (1 + len(part.pieces)) if compressed else nbytes
 
         return {
-            route: most(server)
+            route: max_bytes(server)
             for worker in range(self.workers)
             for server in self.servers
             if self.hosts[worker] != self.hosts[server]
             for route in ((worker, server), (server, worker))
         }
 
-    def part(self, server: int) -> Parts:
-        """What a server holds."""
+    def part(self, server: int) -> ServerPieces:
+        """Return the part of the flat weights that a server holds."""
         return self.parts[server - self.workers]
 
-    # --- replicas that are cut ---------------------------------------------------------------
+    # --- model-parallel replicas -------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """The numbers of a worker's members, in their order; of a whole one its own."""
+        """Return the program numbers of a worker's members, or only the worker's number."""
         others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
 
     def place(self, number: int) -> Place:
-        """Which member of which replica this is."""
+        """Return the replica and the member that have a program number."""
         behind, member = number - self.workers - len(self.parts), len(self.cut) - 1
         return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
     def of_member(self, member: int) -> Roles:
-        """What a member knows: servers hold those of its weights that it shares with them."""
-        own = self.cut[member]
-        parts = [own.within(part) for part in self.parts]
-        return replace(self, parts=parts, weights=own.take(self.weights))
+        """Return roles for one member: servers hold only weights that the member holds, too."""
+        part_of_member = self.cut[member]
+        parts = [part_of_member.within(part) for part in self.parts]
+        return replace(self, parts=parts, weights=part_of_member.take(self.weights))

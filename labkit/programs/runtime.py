@@ -1,4 +1,4 @@
-"""What both worlds do alike: programs are handed answers, and messages wait for who wants them."""
+"""The base class of both runtimes: programs receive answers, and messages wait in inboxes."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ from labkit.programs.actions import (
     Forget,
     Forward,
     Gradient,
-    Mark,
     Message,
     Passed,
     Program,
     Receive,
+    RestartPoint,
     Send,
     Snapshot,
     States,
     Vector,
 )
-from labkit.programs.carriers import Changing
+from labkit.programs.carriers import StateAttributes
 from labkit.programs.event_log import Backend, EventLog
-from labkit.programs.program_state import ProgramState, keep, taken
+from labkit.programs.program_state import ProgramState, keep, restore_object
 
 
 @record("inbox", "waits", "over", "mark", "heard")
 @dataclass
 class Player:
-    """A program that is being played.
+    """A program in execution.
 
-    As state it has no program, which begins at the mark and is told again what it has heard.
+    A checkpoint cannot contain a Python generator. After loading, a new generator starts at the
+    program's restart point and receives the recorded answers again.
 
     Attributes:
-        inbox: what was delivered and not received.
-        waits: what it wants to receive.
-        over: it has ended.
-        mark: where it can begin again; None: at its begin.
-        heard: the answers that it has had since then, where somebody keeps them.
+        inbox: Delivered messages that the program has not received yet.
+        waits: Pending request to receive a message; None: the program does not wait for one.
+        over: Whether the program has ended.
+        mark: State at the latest restart point; None: the program restarts from its beginning.
+        heard: Answers since the restart point, recorded if checkpoints are enabled.
     """
 
     program: Program
@@ -57,85 +58,88 @@ class Player:
     mark: ProgramState | None = None
     heard: list[Any] = field(default_factory=list)
 
-    def begin_again(self, program: Program) -> None:
-        """Let a program that begins at the mark come to where this one was."""
+    def replay(self, program: Program) -> None:
+        """Advance a new program from its restart point to the saved point with recorded answers."""
         self.program = program
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # which changes what the program knows
+                if isinstance(action, Code):  # repeat the call, which changes the program's state
                     action.call()
 
 
-_DIARY = ("events", "losses", "_plays", "_ahead", "_updates")
+_LOG_STATE = ("events", "losses", "_plays", "_ahead", "_updates")
 
 
 class Runtime:
-    """Programs that are played, on whichever clock.
+    """A base class of runtimes, which execute programs on the wall clock or a virtual clock.
 
     Args:
-        programs: by number.
-        hosts: the place of each number.
-        scenes: computes gradients and applies them.
-        diary: where steps and updates are written.
+        programs: Programs, by number.
+        hosts: Rank on which each program runs, by the program's number.
+        backend: Backend that computes gradients and applies them.
+        event_log: Event log of steps and updates.
     """
 
     def __init__(
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Backend,
-        diary: EventLog,
+        backend: Backend,
+        event_log: EventLog,
     ) -> None:
         self._players = {number: Player(program) for number, program in programs.items()}
-        self._hosts, self._scenes, self._diary = hosts, scenes, diary
+        self._hosts, self._backend, self._event_log = hosts, backend, event_log
         self._begin = 0.0
-        # What is not a part of the state; None: nobody wants to keep any.
+        # Objects to which a saved state refers by name; None: checkpoints are disabled.
         self._outside: Mapping[str, object] | None = None
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Be able to be kept from now on: what programs hear is remembered to their next mark.
+        """Enable checkpoints, and record the answers to programs since their last restart points.
 
         Args:
-            outside: by name, what programs' states refer to and is not a part of them.
+            outside: Objects, by name, to which saved states refer by name instead of storing them.
         """
         self._outside = outside
 
     @property
-    def _changing(self) -> Changing:
-        """What changes while programs are played."""
-        return [(self._diary, _DIARY)]
+    def _state_attributes(self) -> StateAttributes:
+        """The objects and attributes that change while programs run."""
+        return [(self._event_log, _LOG_STATE)]
 
-    def _kept(self, *more: Any) -> ProgramState:
-        """What changes, and more; arrays that several know stay one."""
+    def _save_state(self, *more: Any) -> ProgramState:
+        """Save the changing attributes and the given objects; shared arrays stay shared."""
         assert self._outside is not None  # for the type checker: see `keeps`
         parts = [
-            {name: _still(vars(thing)[name]) for name in names} for thing, names in self._changing
+            {name: _snapshot_value(vars(thing)[name]) for name in names}
+            for thing, names in self._state_attributes
         ]
         return keep([parts, *more], self._outside)
 
-    def _taken(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Sequence[Any]:
-        """Go on from there; what more was kept."""
+    def _restore_state(
+        self, state: ProgramState, program: Callable[[int, Any], Program]
+    ) -> Sequence[Any]:
+        """Restore a saved state, and return the objects that were given to `_save_state`."""
         assert self._outside is not None  # for the type checker: see `keeps`
-        content: list[Any] = taken(kept, self._outside)
-        parts, *more = content
-        for (thing, names), values in zip(self._changing, parts, strict=True):
+        content: list[Any] = restore_object(state, self._outside)
+        parts, *further = content
+        for (thing, names), values in zip(self._state_attributes, parts, strict=True):
             vars(thing).update({name: values[name] for name in names})
         for number, player in self._players.items():
-            mark = None if player.mark is None else taken(player.mark, self._outside)
-            player.begin_again(program(number, mark))
-        return more
+            mark = None if player.mark is None else restore_object(player.mark, self._outside)
+            player.replay(program(number, mark))
+        return further
 
     def _now(self) -> float:
-        """The time, s."""
+        """Return the present time of the runtime's clock, s."""
         raise NotImplementedError
 
     def _send(self, source: int, to: int, message: Message) -> None:
-        """Bring a message on its way."""
+        """Start the transfer of a message."""
         raise NotImplementedError
 
     def _resume(self, number: int, answer: Any) -> None:
-        """Hand a program its answer, and carry out what it asks for until it has to wait."""
+        """Send an answer to a program, and execute its actions until it has to wait."""
         player = self._players[number]
         while True:
             if self._outside is not None:
@@ -144,114 +148,116 @@ class Runtime:
                 action = player.program.send(answer)
             except StopIteration:
                 player.over = True
-                self._diary.ends(number, self._now())
+                self._event_log.end_step(number, self._now())
                 return
-            done, answer = self._act(number, action)
+            done, answer = self._execute(number, action)
             if not done:
                 return
 
-    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Whether an action is done at once, and then its answer."""
-        found: Any = None
+    def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
+        """Execute an action; return whether it is complete already, and its answer."""
+        answer: Any = None
         match action:
             case Send(to, message, answers):
-                held = self._now() - answers.delivered if answers else 0.0
-                self._send(number, to, replace(message, sent=self._now(), held=held))
+                wait = self._now() - answers.delivered if answers else 0.0
+                self._send(number, to, replace(message, sent=self._now(), held=wait))
             case Receive():
-                found = self._received(number, action)
-                return found is not None, found
+                answer = self._try_receive(number, action)
+                return answer is not None, answer
             case Code(call):
-                found = self._coded(number, call)
+                answer = self._run_codec(number, call)
             case Drop(message):
-                self._diary.drops(number, message, self._now())
+                self._event_log.record_dropped(number, message, self._now())
             case Snapshot(epoch, weights):
-                self._scenes.snapshot(epoch, number, weights, self._now() - self._begin)
+                self._backend.snapshot(epoch, number, weights, self._now() - self._begin)
             case States():
-                found = self._scenes.states(number)
+                answer = self._backend.states(number)
             case Adopt(weights, states):
-                found = self._scenes.adopt(number, weights, states)
+                answer = self._backend.adopt(number, weights, states)
             case Forget():
-                self._scenes.forget(number)
-            case Mark(state):
-                self._marked(number, state)
+                self._backend.forget(number)
+            case RestartPoint(state):
+                self._set_mark(number, state)
             case _:
                 name = type(action).__name__
-                raise NotImplementedError(f"{type(self).__name__} does not carry out {name}")
-        return True, found
+                raise NotImplementedError(
+                    f"{type(self).__name__} does not support the action {name}"
+                )
+        return True, answer
 
-    def _marked(self, number: int, state: Any) -> None:
+    def _set_mark(self, number: int, state: Any) -> None:
         if self._outside is not None:
             player = self._players[number]
-            # The begin of a program has no answer, but is one more call.
+            # The first `send` of a restarted program has the answer None.
             player.mark, player.heard = keep(state, self._outside), [None]
 
-    def _computed(self, number: int, action: Computes) -> Gradient | Passed:
-        """What an action computes."""
+    def _execute_compute(self, number: int, action: Computes) -> Gradient | Passed:
+        """Execute a computation, and return its result."""
         match action:
             case Compute(weights, soft, share, penalty):
-                found = (
-                    self._scenes.gradient(number, weights)
+                gradient = (
+                    self._backend.gradient(number, weights)
                     if soft is None
-                    else self._scenes.distilled(number, weights, soft, share)
+                    else self._backend.distilled(number, weights, soft, share)
                 )
-                found = replace(found, loss=found.loss + penalty)
+                gradient = replace(gradient, loss=gradient.loss + penalty)
             case Forward(place, weights, values):
-                return self._scenes.forward(place, weights, values)
+                return self._backend.forward(place, weights, values)
             case Backward(place, values):
-                found = self._scenes.backward(place, values)
-        return replace(found, last=self._scenes.stops()) if number == 0 else found
+                gradient = self._backend.backward(place, values)
+        return replace(gradient, last=self._backend.stops()) if number == 0 else gradient
 
-    def _noted(
-        self, number: int, action: Computes, found: Gradient | Passed, start: float, stop: float
+    def _record_compute(
+        self, number: int, action: Computes, result: Gradient | Passed, start: float, stop: float
     ) -> None:
-        """Write down what was computed, and for how long."""
-        if isinstance(found, Passed):
-            self._diary.passes(number, found, start, stop)
+        """Record a computation and its duration."""
+        if isinstance(result, Passed):
+            self._event_log.record_forward(number, result, start, stop)
         elif isinstance(action, Backward):
-            self._diary.goes_back(number, found, start, stop)
+            self._event_log.record_backward(number, result, start, stop)
         else:
-            self._diary.begins(number, found, start, stop)
+            self._event_log.record_gradient(number, result, start, stop)
 
-    def _coded(self, number: int, call: Callable[[], Vector]) -> Vector:
+    def _run_codec(self, number: int, call: Callable[[], Vector]) -> Vector:
         return call()
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _sent(self, source: int, to: int, message: Message) -> bool:
-        """Write down that a message was sent; whether it leaves the place."""
+    def _record_sent(self, source: int, to: int, message: Message) -> bool:
+        """Record a sent message, and return whether it goes to another rank."""
         away = self._hosts[source] != self._hosts[to]
-        self._diary.sends(source, message, away)
+        self._event_log.count_sent(source, message, away)
         return away
 
     def _deliver(self, to: int, message: Message) -> None:
         player = self._players[to]
         player.inbox.append(replace(message, delivered=self._now()))
-        if player.waits and (found := self._received(to, player.waits)) is not None:
-            self._resume(to, found)
+        if player.waits and (received := self._try_receive(to, player.waits)) is not None:
+            self._resume(to, received)
 
-    def _received(self, number: int, wanted: Receive) -> Message | None:
-        """The message that is wanted, if it is there; else the program waits for it."""
-        found = self._next(number, wanted)
-        self._players[number].waits = wanted if found is None else None
-        if found is not None:
-            away = self._hosts[number] != self._hosts[found.source]
-            self._diary.receives(number, found, away)
-            self._diary.waited(number, found.held)
-        return found
+    def _try_receive(self, number: int, request: Receive) -> Message | None:
+        """Return a requested message if it has arrived; otherwise let the program wait."""
+        message = self._next(number, request)
+        self._players[number].waits = request if message is None else None
+        if message is not None:
+            away = self._hosts[number] != self._hosts[message.source]
+            self._event_log.count_received(number, message, away)
+            self._event_log.record_wait(number, message.held)
+        return message
 
-    def _next(self, number: int, wanted: Receive) -> Message | None:
-        """Take the first message that is wanted out of the inbox."""
+    def _next(self, number: int, request: Receive) -> Message | None:
+        """Remove the first requested message from the inbox, and return it."""
         inbox = self._players[number].inbox
         for place, message in enumerate(inbox):
-            if wanted.source in (None, message.source) and self._in_turn(number, message):
+            if request.source in (None, message.source) and self._may_receive(number, message):
                 return inbox.pop(place)
         return None
 
-    def _in_turn(self, number: int, message: Message) -> bool:
-        """Whether this one may take a message now; if so, it does."""
+    def _may_receive(self, number: int, message: Message) -> bool:
+        """Return whether a message may be received now; the caller must then receive it."""
         return True
 
 
-def _still(value: Any) -> Any:
-    """The value as it stays: links write into their arrays."""
+def _snapshot_value(value: Any) -> Any:
+    """Copy arrays, because the network's links write into them; return other values unchanged."""
     return value.copy() if isinstance(value, np.ndarray) else value

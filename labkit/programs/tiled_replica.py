@@ -1,4 +1,4 @@
-"""A replica over a grid of machines: what one of them computes, layer by layer."""
+"""A replica over a grid of machines: the computation of one machine, layer by layer."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.model_parallel.grid import Machine, extent
+from labkit.model_parallel.grid import GridMachine, extent
 from labkit.model_parallel.meter import Batch
 from labkit.model_parallel.stages import Stage
 from labkit.model_parallel.stages.stage import Loss, Targets
 from labkit.programs.actions import Gradient, Passed, Place, Vector
 from labkit.programs.replica import Batches
-from labkit.schedules.grid import first_trained
+from labkit.schedules.grid import first_trained_layer
 
 
 @dataclass
-class _UnderWay:
-    """A replica's batch that goes through a machine.
+class _PendingBatch:
+    """A replica's batch in progress on a machine.
 
     Attributes:
-        step: how many there were before.
-        rows: of it.
-        targets: what the loss is of.
-        weights: all that the machine computes with.
-        x: what it holds of the latest layer; on the way back, the gradient of what that has read.
-        loss: once it is known.
-        gradients: of the weights, by layer, the last one first.
+        step: Number of batches that the replica computed before this one.
+        rows: Number of samples in the batch.
+        targets: Targets and sample weights of the loss.
+        weights: All weights with which the machine computes, as a flat vector.
+        x: In the forward pass, the machine's part of the latest layer's output. In the backward
+            pass, the gradient of a layer's input.
+        loss: Loss of the batch, known after the forward pass.
+        gradients: Gradients of the weights by layer, last layer first.
     """
 
     step: int
@@ -44,126 +45,131 @@ class _UnderWay:
 
 
 class TiledReplica:
-    """A machine of all replicas; each has one batch under way at a time.
+    """The computation of one grid machine for all replicas; each replica has one pending batch.
 
-    Its first pass is that of the input, which is on all machines: there the last member hands
-    kernels that all have to the others, and adds up their gradients on the way back. The next ones
-    are those of layers, and the last one that of the loss, which the last member has.
+    The first pass handles the input, which all machines have. In the first pass, the last member
+    sends shared kernels to the other members; in its backward pass, the last member adds up their
+    gradients. The following passes handle one layer each. In the final pass, the last member
+    computes the loss.
 
     Args:
-        machine: its layers, and what crosses.
-        batches: what replicas compute on.
-        whole: the model, compiled.
+        machine: Machine of the grid, with its layers and the values that cross its borders.
+        batches: Function that returns a replica's batch.
+        whole: Whole model, compiled.
     """
 
-    def __init__(self, machine: Machine, batches: Batches, whole: keras.Model) -> None:
+    def __init__(self, machine: GridMachine, batches: Batches, whole: keras.Model) -> None:
         self._machine, self._batches, self._last = machine, batches, machine.number == 0
         for pair in machine.pairs():
-            pair.take()
-        self._first = first_trained(machine.planes)
+            pair.copy_from_whole()
+        self._first = first_trained_layer(machine.planes)
         numbers = range(len(machine.pieces))
         self._layers = [_layer(machine, number, number < self._first) for number in numbers]
         self._end = _end(machine, whole) if self._last else None
         sizes = [layer.size for layer in self._layers]
         self._bounds = np.cumsum([0, *sizes]).tolist()
-        # Of all that this machine computes with, what the last member hands out.
-        self._handed = np.repeat([machine.shares(number) for number in numbers], sizes)
+        # Mask of the weights that the last member sends to the other members.
+        self._shared_mask = np.repeat([machine.shares(number) for number in numbers], sizes)
         self._steps: dict[int, int] = {}
-        self._under_way: dict[int, _UnderWay] = {}
+        self._pending: dict[int, _PendingBatch] = {}
 
     @property
     def paths(self) -> list[str]:
-        """Of the layers, whose weights are in one piece each."""
+        """The names of the weights; the weights of one layer form one piece."""
         return [f"{piece.plane.name}/weights" for piece in self._machine.pieces]
 
     def pieces(self, flat: Vector) -> list[Vector]:
-        """Flat weights, layer by layer."""
+        """Split flat weights into one flat vector per layer."""
         return [flat[start:stop] for start, stop in pairwise(self._bounds)]
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """What others read of a layer, which reads what this machine holds and is given."""
+        """Compute a layer from local and received inputs; return outputs for other members."""
         worker, turn = place.worker, place.turn
         if turn == 0:
-            return self._begun(worker, weights, values)
-        under, border = self._under_way[worker], self._machine.borders[turn - 1]
-        x = border.inside(under.x)
-        for (_, there), given in zip(border.come, values, strict=True):
-            x[there] = given.reshape(x[there].shape)
+            return self._begin_batch(worker, weights, values)
+        pending, border = self._pending[worker], self._machine.borders[turn - 1]
+        x = border.inside(pending.x)
+        for (_, index), received in zip(border.come, values, strict=True):
+            x[index] = received.reshape(x[index].shape)
         if turn > len(self._layers):
-            under.x = x
+            pending.x = x
             if self._end is not None:
-                under.loss = float(self._end.forward(worker, x, weights[:0], under.targets))
-            return Passed((), under.step)
-        own = under.weights[self._bounds[turn - 1] : self._bounds[turn]]
-        under.x = self._layers[turn - 1].forward(worker, x, own)
-        read = self._machine.borders[turn].out
-        return Passed(tuple(under.x[mine].reshape(-1) for _, mine in read), under.step)
+                pending.loss = float(self._end.forward(worker, x, weights[:0], pending.targets))
+            return Passed((), pending.step)
+        layer_weights = pending.weights[self._bounds[turn - 1] : self._bounds[turn]]
+        pending.x = self._layers[turn - 1].forward(worker, x, layer_weights)
+        receivers = self._machine.borders[turn].out
+        return Passed(
+            tuple(pending.x[output_index].reshape(-1) for _, output_index in receivers),
+            pending.step,
+        )
 
-    def _begun(self, worker: int, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """A batch is read, and all weights are where they are used."""
+    def _begin_batch(self, worker: int, weights: Vector, values: Sequence[Vector]) -> Passed:
+        """Read a batch, and combine the machine's own weights with the received shared weights."""
         step = self._steps.get(worker, 0)
         self._steps[worker] = step + 1
         x, y, weight = self._batches(worker, step)
         if not self._last:
-            own, weights = weights, np.empty(self._bounds[-1], weights.dtype)
-            weights[~self._handed] = own
-            weights[self._handed] = values[0] if values else own[:0]
-        held = np.asarray(self._machine.taken(keras.tree.flatten(x)[0]))
-        self._under_way[worker] = _UnderWay(step, len(held), (y, weight), weights, held)
-        others = self._machine.others if self._last and self._machine.hands else 0
-        return Passed((weights[self._handed],) * others, step)
+            own_weights, weights = weights, np.empty(self._bounds[-1], weights.dtype)
+            weights[~self._shared_mask] = own_weights
+            weights[self._shared_mask] = values[0] if values else own_weights[:0]
+        inputs = np.asarray(self._machine.prepare_input(keras.tree.flatten(x)[0]))
+        self._pending[worker] = _PendingBatch(step, len(inputs), (y, weight), weights, inputs)
+        others = self._machine.others if self._last and self._machine.shares_weights else 0
+        return Passed((weights[self._shared_mask],) * others, step)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """The gradients of what was given to a layer; with the input those of all weights."""
+        """Compute a layer's input gradients; the first pass returns gradients of all weights."""
         worker, turn = place.worker, place.turn
         if turn == 0:
-            return self._ended(worker, values)
-        under = self._under_way[worker]
+            return self._end_batch(worker, values)
+        pending = self._pending[worker]
         if turn <= len(self._layers):
             border = self._machine.borders[turn]
-            seed = border.back(under.x)
-            for (_, mine), given in zip(border.out, values, strict=True):
-                seed[mine] += given.reshape(seed[mine].shape)
-            under.x, found = self._layers[turn - 1].backward(worker, seed)
-            under.gradients.append(found)
+            seed = border.back(pending.x)
+            for (_, output_index), received in zip(border.out, values, strict=True):
+                seed[output_index] += received.reshape(seed[output_index].shape)
+            pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
+            pending.gradients.append(gradient)
         elif self._end is not None:
-            under.x, _ = self._end.backward(worker, under.x)  # the loss begins by itself
-        read = self._machine.borders[turn - 1].come if turn > self._first else ()
-        before = tuple(under.x[there].reshape(-1) for _, there in read)
-        return Gradient(under.weights[:0], 0, nan, under.step, before=before)
+            # The loss needs no incoming gradient; it uses only the number of samples in `x`.
+            pending.x, _ = self._end.backward(worker, pending.x)
+        senders = self._machine.borders[turn - 1].come if turn > self._first else ()
+        before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)
+        return Gradient(pending.weights[:0], 0, nan, pending.step, before=before)
 
-    def _ended(self, worker: int, values: Sequence[Vector]) -> Gradient:
-        """The gradients of the machine's own weights; rows and loss are the last member's."""
-        under = self._under_way.pop(worker)
-        found = np.concatenate([under.weights[:0], *under.gradients[::-1]])
+    def _end_batch(self, worker: int, values: Sequence[Vector]) -> Gradient:
+        """Return the gradient of the machine's weights; the last member adds samples and loss."""
+        pending = self._pending.pop(worker)
+        gradients = np.concatenate([pending.weights[:0], *pending.gradients[::-1]])
         if not self._last:
-            before = (found[self._handed],) if self._machine.hands else ()
-            return Gradient(found[~self._handed], 0, nan, under.step, before=before)
-        for given in values:
-            found[self._handed] += given
-        return Gradient(found, under.rows, under.loss, under.step)
+            before = (gradients[self._shared_mask],) if self._machine.shares_weights else ()
+            return Gradient(gradients[~self._shared_mask], 0, nan, pending.step, before=before)
+        for received in values:
+            gradients[self._shared_mask] += received
+        return Gradient(gradients, pending.rows, pending.loss, pending.step)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """What layers keep beside the weights: none that can be cut keeps anything."""
+        """Return an empty list: layers on a grid have no state besides weights."""
         return []
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Leave these weights in the whole model."""
+        """Store weights in the whole model."""
         at = 0
-        for whole, own, place in self._machine.kept():
-            value, size = whole.numpy(), prod(own.shape)
-            value[place] = weights[at : at + size].reshape(own.shape)
+        for whole, variable, place in self._machine.owned_pairs():
+            value, size = whole.numpy(), prod(variable.shape)
+            value[place] = weights[at : at + size].reshape(variable.shape)
             whole.assign(value)
             at += size
 
 
 class _Layer:
-    """What a machine has of a layer, or the loss.
+    """A machine's part of a layer, or the model's loss.
 
     Args:
-        model: of what it reads, (batch, rows, columns, channels), to what it holds.
-        loss: of the last one.
-        first: nobody asks for the gradient of what it reads.
+        model: Model from the layer's input, (batch, rows, columns, channels), to its output.
+        loss: Loss function for the final pass; None: the object computes a layer.
+        first: Whether the gradient of the input is not needed, because no earlier layer trains.
     """
 
     def __init__(self, model: keras.Model, loss: Loss | None = None, first: bool = False) -> None:
@@ -173,7 +179,7 @@ class _Layer:
     def forward(
         self, worker: int, x: Batch, weights: Vector, targets: Targets | None = None
     ) -> Batch:
-        """What it holds, or the loss."""
+        """Compute the layer's output, or the loss."""
         at = 0
         for variable in self._stage.variables:
             size = prod(variable.shape)
@@ -184,30 +190,34 @@ class _Layer:
         return np.asarray(self._stage.forward(worker, tf.constant(x), 1.0, targets))
 
     def backward(self, worker: int, gradient: Batch) -> tuple[Batch, Vector]:
-        """The gradients of what it has read, and of its weights, flat.
+        """Compute the gradients of the layer's input, and of its weights, flat.
 
         Args:
-            worker: whose batch.
-            gradient: of what it holds; of the loss nobody has one, and only its rows count.
+            worker: Worker that owns the batch.
+            gradient: Gradient of the output; for the loss, only its number of samples is used.
         """
         if not len(gradient):
-            nothing = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)
-            return nothing, np.zeros(self.size, gradient.dtype)
+            empty = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)
+            return empty, np.zeros(self.size, gradient.dtype)
         dx = self._stage.backward(worker, tf.constant(gradient))
-        found = [each.numpy().reshape(-1) for each in self._stage.take_gradients()]
-        read = gradient[:, :0] if dx is None else np.asarray(dx)  # of the first, nobody asks for it
-        return read, np.concatenate([np.empty(0, gradient.dtype), *found])
+        gradients = [
+            weight_gradient.numpy().reshape(-1) for weight_gradient in self._stage.take_gradients()
+        ]
+        input_gradient = gradient[:, :0] if dx is None else np.asarray(dx)  # None: not needed
+        return input_gradient, np.concatenate([np.empty(0, gradient.dtype), *gradients])
 
 
-def _layer(machine: Machine, number: int, first: bool) -> _Layer:
+def _layer(machine: GridMachine, number: int, first: bool) -> _Layer:
     reads, holds = extent(machine.read[number]), extent(machine.held[number + 1])
     flat = [keras.layers.Flatten()] if machine.pieces[number].plane.kind == "units" else []
     end = [*machine.pieces[number].behind, keras.layers.Reshape(holds)]
-    given = keras.Input(reads, dtype=machine.dtype.name)
-    return _Layer(keras.Sequential([given, *flat, machine.own[number], *end]), first=first)
+    inputs = keras.Input(reads, dtype=machine.dtype.name)
+    return _Layer(
+        keras.Sequential([inputs, *flat, machine.local_layers[number], *end]), first=first
+    )
 
 
-def _end(machine: Machine, whole: keras.Model) -> _Layer:
-    given = keras.Input(extent(machine.read[-1]), dtype=machine.dtype.name)
+def _end(machine: GridMachine, whole: keras.Model) -> _Layer:
+    inputs = keras.Input(extent(machine.read[-1]), dtype=machine.dtype.name)
     scores = keras.layers.Reshape(whole.output_shape[1:])
-    return _Layer(keras.Sequential([given, scores]), whole._compile_loss)
+    return _Layer(keras.Sequential([inputs, scores]), whole._compile_loss)

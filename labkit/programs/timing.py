@@ -1,4 +1,4 @@
-"""How long things take on the virtual clock, by laws that depend on nothing but their seeds."""
+"""Durations on the virtual clock, drawn from distributions with fixed seeds."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.network import ComputeTime, Fault, Slowdown
-from labkit.network.random_streams import drawn
+from labkit.network.random_streams import uniform_scalar
 from labkit.programs.actions import Message
 
 
 @dataclass(frozen=True)
 class TimingModel:
-    """The laws of one run.
+    """The timing model of one run.
 
     Attributes:
-        compute: of a worker that is not slow.
-        slow: by worker, who is.
-        seed: of what is drawn.
-        measured: s of a gradient in this process, where `compute` asks for it.
-        update: s of a server's update.
-        later: s by which a gradient comes later than the network brings it, by (worker, step).
-        faults: some make a worker slow, or let it pause, in a step.
+        compute: Compute time of a worker without slowdown.
+        slow: Slowdowns, by worker.
+        seed: Seed of random draws.
+        measured: Measured seconds per gradient in this process, if `compute` needs them.
+        update: Seconds that a server needs for an update.
+        later: Additional delays of gradient messages, s, by (worker, step).
+        faults: Injected faults, some of which slow or pause a worker in a step.
     """
 
     compute: ComputeTime
@@ -34,12 +34,15 @@ class TimingModel:
 
     @property
     def even(self) -> bool:
-        """Whether each step of a worker takes as long as its others."""
-        calm = all(each.law == "constant" and each.pause is None for each in self.slow.values())
+        """Whether all steps of a worker take the same time."""
+        calm = all(
+            slowdown.distribution == "constant" and slowdown.pause is None
+            for slowdown in self.slow.values()
+        )
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """When a worker has computed the gradient of this step, or a share of it."""
+        """Return the time when a worker has computed a step's gradient, or a fraction of it."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):
@@ -48,15 +51,15 @@ class TimingModel:
         slow = self.slow.get(worker)
         if slow is None:
             return start + seconds
-        factor = slow.factor(drawn(self.seed, worker, step))
+        factor = slow.factor(uniform_scalar(self.seed, worker, step))
         return slow.resumes(start, start + factor * seconds)
 
     def updated(self, server: int, start: float) -> float:
-        """When a server has applied a gradient."""
+        """Return the time when a server's update that begins at `start` has ended."""
         return start + self.update
 
     def late(self, to: int, message: Message) -> float:
-        """By how much a message arrives later than the network would have it."""
+        """Return the injected delay of a message, s, in addition to the network's delay."""
         if not self.later or message.values is None:
             return 0.0
         return self.later.get((message.source, message.step), 0.0)

@@ -1,4 +1,4 @@
-"""An allreduce of all workers on the virtual clock: its value, and when each has it."""
+"""An allreduce on the virtual clock: its result, and the time when each worker has the result."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
 from labkit.compression.lockstep import reduce_all
 from labkit.network import Network
 from labkit.network.topology import Seconds
-from labkit.programs.actions import AllReduce, Gradient, Vector
+from labkit.programs.actions import AllReduceAction, Gradient, Vector
 from labkit.simulate import Simulation, simulate
 
 
 @record()
 @dataclass(frozen=True)
-class Meeting:
-    """What one worker has of an allreduce.
+class AllReduceState:
+    """The result of an allreduce for one worker.
 
     Attributes:
-        mean: of all.
-        held: s for which it waited for the last one to come.
-        stop: when it has the mean, s.
-        nbytes, wire, messages: what it has handed over, and sent on the way.
+        mean: Mean of all workers' gradients.
+        held: Seconds for which the worker waited for the last worker to arrive.
+        stop: Time when the worker has the mean, s.
+        nbytes: Bytes of the worker's payload.
+        wire, messages: Total bytes and number of messages that the worker sent.
     """
 
     mean: Gradient
@@ -37,76 +38,80 @@ class Meeting:
     messages: int
 
 
-class Together:
-    """Workers that come to an allreduce one after the other.
+class VirtualAllReduce:
+    """The allreduces of workers that arrive at different times.
 
     Args:
-        workers: how many there are.
-        network: on which they meet; None: it takes no time.
-        shapes: of the weights, which lie flat one behind the other.
-        seed: of compressors' random choices.
+        workers: Number of workers.
+        network: Network between the workers; None: an allreduce takes no time.
+        shapes: Shapes of the weights, which the flat gradients concatenate.
+        seed: Seed of the compressors.
     """
 
     def __init__(
         self, workers: int, network: Network | None, shapes: Sequence[tuple[int, ...]], seed: int
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
-        # How slow a rank computes is in the moment at which it comes.
-        self._network = network and network.prompt
-        self._here: dict[int, tuple[AllReduce, float]] = {}
+        # The arrival times already include the ranks' slowdowns.
+        self._network = network and network.with_full_speed_compute
+        self._here: dict[int, tuple[AllReduceAction, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
 
-    def comes(self, worker: int, action: AllReduce, now: float) -> dict[int, Meeting] | None:
-        """A worker is there; once all are, what each of them has."""
+    def add_worker(
+        self, worker: int, action: AllReduceAction, now: float
+    ) -> dict[int, AllReduceState] | None:
+        """Add a worker; once all workers have arrived, return the result of each worker."""
         self._here[worker] = action, now
         if len(self._here) < self._workers:
             return None
         workers = sorted(self._here)
         actions = [self._here[worker][0] for worker in workers]
-        came = np.array([self._here[worker][1] for worker in workers])
+        arrivals = np.array([self._here[worker][1] for worker in workers])
         self._here = {}
         gradients = [action.gradient for action in actions]
         mean, sends = self._mean(actions)
-        clock, messages, wire = came, np.zeros(len(came)), np.zeros(len(came))
+        clock, messages, wire = arrivals, np.zeros(len(arrivals)), np.zeros(len(arrivals))
         for kind, size in sends:
             clock, sent, carried = self._exchange(kind, size, clock, action.algorithm)
             messages, wire = messages + sent, wire + carried
-        found = Gradient(
+        gradient = Gradient(
             mean,
             sum(gradient.rows for gradient in gradients),
             _mean([gradient.loss for gradient in gradients]),
             gradients[0].step,
             last=any(gradient.last for gradient in gradients),
         )
-        handed = sum(size for _, size in sends)
+        payload_bytes = sum(size for _, size in sends)
         return {
-            worker: Meeting(
-                *(found, float(came.max() - came[worker]), float(clock[worker])),
-                *(int(handed), int(wire[worker]), int(messages[worker])),
+            worker: AllReduceState(
+                *(gradient, float(arrivals.max() - arrivals[worker]), float(clock[worker])),
+                *(int(payload_bytes), int(wire[worker]), int(messages[worker])),
             )
             for worker in workers
         }
 
     def _exchange(
-        self, kind: str, size: float, came: np.ndarray, algorithm: str
+        self, kind: str, size: float, arrivals: np.ndarray, algorithm: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """When each rank is done, the messages and bytes that it sent."""
-        none = np.zeros(len(came))
-        if self._network is None or len(came) == 1:
-            return np.full(len(came), came.max()), none, none
-        first = came.min()
+        """Return the time when each rank is done, and the messages and bytes that it sent."""
+        none = np.zeros(len(arrivals))
+        if self._network is None or len(arrivals) == 1:
+            return np.full(len(arrivals), arrivals.max()), none, none
+        start = arrivals.min()
         name = algorithm if kind == "sum" else "allgather_ring"
-        # Gathered are payloads of all ranks, of which each brings one.
-        whole = size if kind == "sum" else size * len(came)
-        found = self._simulated(name, whole, self._network, came - first)
-        return first + found.finish, found.messages, found.sent
+        # An allgather moves one payload of each rank.
+        total_bytes = size if kind == "sum" else size * len(arrivals)
+        simulation = self._simulated(name, total_bytes, self._network, arrivals - start)
+        return start + simulation.finish, simulation.messages, simulation.sent
 
-    def _simulated(self, name: str, nbytes: float, network: Network, came: Seconds) -> Simulation:
-        """A collective of ranks that come at these moments, s."""
-        return simulate(name, len(came), nbytes, network, compute=came)
+    def _simulated(
+        self, name: str, nbytes: float, network: Network, arrivals: Seconds
+    ) -> Simulation:
+        """Simulate a collective of ranks that arrive at given times, s."""
+        return simulate(name, len(arrivals), nbytes, network, compute=arrivals)
 
-    def _mean(self, actions: Sequence[AllReduce]) -> tuple[Vector, list[tuple[str, float]]]:
-        """The mean of all gradients, and what travelled for it: whether summed, and bytes."""
+    def _mean(self, actions: Sequence[AllReduceAction]) -> tuple[Vector, list[tuple[str, float]]]:
+        """Return the mean gradient, and kind (sum or gather) and bytes of its collectives."""
         gradients = [action.gradient for action in actions]
         rows = np.array([gradient.rows for gradient in gradients], np.float64)
         shares = rows / rows.sum()
@@ -120,37 +125,37 @@ class Together:
             gradient.values * gradient.values.dtype.type(share * len(gradients))
             for gradient, share in zip(gradients, shares, strict=True)
         ]
-        return self._compressed(first.compressor, weighted, first.fragment)
+        return self._compressed_mean(first.compressor, weighted, first.fragment)
 
-    def _compressed(
+    def _compressed_mean(
         self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
-        """As `labkit.exchange.compressed` does it with one bucket, all ranks side by side."""
+        """Average as `labkit.exchange.compressed` with one bucket, but for all ranks at once."""
         import tensorflow as tf
 
         sends: list[tuple[str, float]] = []
 
-        def asked(requests: Sequence[Request]) -> None:
+        def record_requests(requests: Sequence[Request]) -> None:
             kind = "sum" if isinstance(requests[0], Mean) else "gather"
             sends.append((kind, float(max(map(handed, requests)))))
 
         means = []
         for number, (start, stop, shape) in enumerate(self._pieces(compressor, weighted[0].size)):
-            tensors = [tf.constant(each[start:stop].reshape(shape)) for each in weighted]
+            tensors = [tf.constant(vector[start:stop].reshape(shape)) for vector in weighted]
             for rank in range(len(weighted)):
                 if (fragment, rank, number) not in self._states:
-                    seed = self._seed + 1_000 * fragment + number  # as on ranks
+                    seed = self._seed + 1_000 * fragment + number  # same seed as on MPI ranks
                     first = compressor.start(shape, rank, seed, len(weighted))
                     self._states[fragment, rank, number] = first
             states = [self._states[fragment, rank, number] for rank in range(len(weighted))]
-            found = reduce_all(compressor, tensors, states, asked)
-            for rank, reduced in enumerate(found):
+            results = reduce_all(compressor, tensors, states, record_requests)
+            for rank, reduced in enumerate(results):
                 self._states[fragment, rank, number] = reduced.state
-            means.append(np.asarray(found[0].mean).reshape(-1))
+            means.append(np.asarray(results[0].mean).reshape(-1))
         return np.concatenate(means), sends
 
     def _pieces(self, compressor: Compressor, size: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """What of so many flat values is compressed together, and in which shape."""
+        """Return the ranges and shapes of the values that are compressed together."""
         if not compressor.by_layer:
             return [(0, size, (size,))]
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
@@ -158,13 +163,13 @@ class Together:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Of those that are known: a stage that is not the last one has none."""
-    known = [loss for loss in losses if not np.isnan(loss)]
-    return float(np.mean(known)) if known else float("nan")
+    """Return the mean of the known losses; stages other than the last have the loss NaN."""
+    known_losses = [loss for loss in losses if not np.isnan(loss)]
+    return float(np.mean(known_losses)) if known_losses else float("nan")
 
 
 def handed(request: Request) -> int:
-    """Bytes that a rank hands over for a request."""
+    """Return the bytes that a rank contributes to a collective that a compressor requests."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

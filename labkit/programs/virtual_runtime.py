@@ -1,4 +1,4 @@
-"""The virtual clock: one process plays all workers and servers, and time is an event heap."""
+"""The runtime on the virtual clock: one process simulates all programs with an event heap."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labkit.communicator import Injector
 from labkit.network import Network
 from labkit.programs.actions import (
     Action,
-    AllReduce,
+    AllReduceAction,
     Backward,
     Begin,
     Compute,
     Computes,
-    Curve,
+    Curvature,
     Forward,
     Join,
     Message,
@@ -29,69 +29,69 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.carriers import Changing, Event, carrier
+from labkit.programs.carriers import Event, StateAttributes, carrier
 from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.program_state import ProgramState
 from labkit.programs.runtime import Runtime
-from labkit.programs.virtual_allreduce import Meeting, Together
+from labkit.programs.virtual_allreduce import AllReduceState, VirtualAllReduce
 
-# Of a world, what changes while it is played.
+# Attributes of the runtime that are part of its state.
 _STATE = (
     *("now", "_begun", "_players", "_heap", "_order", "_lines", "_there"),
     *("_met", "_joins", "_script"),
 )
 _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
-FORWARDS = 1 / 3  # of a gradient's time
+FORWARDS = 1 / 3  # the forward pass's fraction of a gradient's compute time
 
 
 class VirtualTiming(Protocol):
-    """How long things take on the virtual clock, s."""
+    """Durations on the virtual clock, s."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """When a worker has computed the gradient of this step, or a share of it."""
+        """Return the time when a worker has computed a step's gradient, or a fraction of it."""
 
     def updated(self, server: int, start: float) -> float:
-        """When a server has applied a gradient."""
+        """Return the time when a server's update that begins at `start` has ended."""
 
     def late(self, to: int, message: Message) -> float:
-        """By how much a message arrives later than the network would have it."""
+        """Return the injected delay of a message, s, in addition to the network's delay."""
 
 
 class VirtualRuntime(Runtime):
-    """Plays programs on the virtual clock: values are real, time is what the laws say.
+    """A runtime on the virtual clock: values are real, times come from a timing model.
 
-    Everything happens in the order of its moments, and at one moment in the order in which it was
-    asked for: the same laws and the same seed give the same run, bit for bit. Messages are flows
-    on the links of a network, which they share as `labkit.network.Flows` says; without a network,
-    and between those at one place, they take no time.
+    Events run in the order of their times; simultaneous events run in the order in which they were
+    scheduled. The same timing model and seed therefore give the same run, bit for bit. Messages are
+    flows that share the links of a network, see `labkit.network.Flows`. Messages take no time
+    without a network, and between programs on one rank.
 
     Args:
-        programs: by number, workers before servers.
-        hosts: the place of each.
-        scenes: computes gradients and applies them.
-        diary: where steps and updates are written.
-        times: the laws.
-        network: the links; None: there are none to wait for.
-        shapes: of the weights.
-        seed: of compressors' random choices.
-        script: the order in which a server takes gradients, as (worker, step); by its number.
-        lost: when who is gone, s, the members of a replica together. What they have sent arrives;
-            who is left hears of it behind that.
-        servers: those who hear of it.
-        killed: the steps with whose begin workers are gone.
-        injectors: who spoil messages of workers.
+        programs: Programs by number, workers before servers.
+        hosts: Simulated rank on which each program runs, by the program's number.
+        backend: Backend that computes gradients and applies them.
+        event_log: Event log of steps and updates.
+        times: Timing model of computations, updates and message delays.
+        network: Network between the ranks; None: messages arrive at once.
+        shapes: Shapes of the weights.
+        seed: Seed of the compressors.
+        script: Order in which each server receives gradients, as (worker, step), by server.
+        lost: Failure times, s, by the members of a replica. Messages sent before a failure arrive
+            before the surviving programs learn of the failure.
+        servers: Servers that learn of failures.
+        killed: Step at whose start a worker fails, by worker.
+        injectors: Fault injectors that corrupt messages, by worker.
 
     Attributes:
-        now: s.
-        times: the laws.
+        now: Present time on the virtual clock, s.
+        times: Timing model, as passed.
     """
 
     def __init__(
         self,
         programs: Mapping[int, Program],
         hosts: Sequence[int],
-        scenes: Backend,
-        diary: EventLog,
+        backend: Backend,
+        event_log: EventLog,
         times: VirtualTiming,
         network: Network | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
@@ -102,135 +102,146 @@ class VirtualRuntime(Runtime):
         killed: Mapping[int, int] | None = None,
         injectors: Mapping[int, Injector] | None = None,
     ) -> None:
-        super().__init__(programs, hosts, scenes, diary)
+        super().__init__(programs, hosts, backend, event_log)
         self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = 0  # of what is asked for next
-        self._carrier = carrier(network, 1 + max(hosts), self._at)
-        self._lines: dict[tuple[int, int], deque[Message]] = {}  # under way, by source and to
-        self._there: set[Message] = set()  # that wait for one before them
-        self._together = Together(len(programs), network, shapes, seed)
-        self._met: dict[int, Meeting] = {}  # allreduces that are known to end, by worker
-        self._joins: set[int] = set()  # who waits for one
+        self._order = 0  # number of the next event, which orders simultaneous events
+        self._carrier = carrier(network, 1 + max(hosts), self._schedule)
+        # Messages in transit, by (sender, receiver).
+        self._lines: dict[tuple[int, int], deque[Message]] = {}
+        # Messages that have overtaken an earlier message of the same sender.
+        self._there: set[Message] = set()
+        self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
+        self._met: dict[int, AllReduceState] = {}  # results of allreduces, by worker
+        self._joins: set[int] = set()  # workers that wait for a result
         self._servers, self._begun = servers, False
         self._killed, self._injectors = killed or {}, injectors or {}
         for members, moment in (lost or {}).items():
-            self._at(moment, Event("_lose", (members,)))
+            self._schedule(moment, Event("_lose", (members,)))
 
     def play(self, between: Callable[[VirtualRuntime], None] = lambda world: None) -> None:
-        """Play all programs to their ends.
+        """Run all programs to their ends.
 
         Args:
-            between: called when all is done that happens at a moment; there the world may be kept.
+            between: Function that is called after all events of one time; it may save a checkpoint.
 
         Raises:
-            LabkitError: programs wait for each other.
+            LabkitError: The programs are in a deadlock.
         """
         if not self._begun:
             self._begun = True
             for number in self._players:
                 self._resume(number, None)
-        while (moment := self._soonest()) < np.inf:
-            for wake, event in self._carrier.run(moment):
-                self._at(wake, event)
-            self.now = moment
-            while self._heap and self._heap[0][0] <= moment:
-                self._carry_out(heapq.heappop(self._heap)[2])
+        while (time := self._next_time()) < np.inf:
+            for wake, event in self._carrier.run(time):
+                self._schedule(wake, event)
+            self.now = time
+            while self._heap and self._heap[0][0] <= time:
+                self._handle(heapq.heappop(self._heap)[2])
             between(self)
         if stuck := [number for number, player in self._players.items() if not player.over]:
             raise LabkitError(
-                f"programs {stuck} wait for messages that nobody will send, at {self.now:g} s"
+                f"deadlock at {self.now:g} s: programs {stuck} wait for messages that no program "
+                "will send"
             )
 
-    # --- its state ---------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     @property
-    def _changing(self) -> Changing:
-        meetings = self._together, ("_here", "_states")
-        return [(self, _STATE), *super()._changing, meetings, *self._carrier.changing]
+    def _state_attributes(self) -> StateAttributes:
+        meetings = self._allreduces, ("_here", "_states")
+        return [
+            (self, _STATE),
+            *super()._state_attributes,
+            meetings,
+            *self._carrier.state_attributes,
+        ]
 
-    def keep(self, beside: Any = None) -> ProgramState:
-        """All that has happened, and all that will happen.
-
-        Args:
-            beside: what scenes hold; arrays that both know stay one.
-        """
-        return self._kept(beside)
-
-    def take(self, kept: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Go on from there; what was kept beside it.
+    def keep(self, backend_state: Any = None) -> ProgramState:
+        """Return the state of the run: past results and pending events.
 
         Args:
-            kept: of a world of the same programs.
-            program: that of a number, which begins at a mark, or where there is None at its begin.
+            backend_state: State of the backend to store with it. Arrays that the runtime and the
+                backend share stay shared.
         """
-        (beside,) = self._taken(kept, program)
-        return beside
+        return self._save_state(backend_state)
 
-    def _soonest(self) -> float:
+    def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
+        """Restore a saved state, and return the backend's state that was stored with it.
+
+        Args:
+            state: State of a runtime with the same programs.
+            program: Function that creates a program from its number and the state of its restart
+                point (None: the program's start).
+        """
+        (backend_state,) = self._restore_state(state, program)
+        return backend_state
+
+    def _next_time(self) -> float:
         return min(self._heap[0][0] if self._heap else np.inf, self._carrier.next)
 
-    def _at(self, moment: float, event: Event) -> None:
+    def _schedule(self, moment: float, event: Event) -> None:
         heapq.heappush(self._heap, (moment, self._order, event))
         self._order += 1
 
-    def _carry_out(self, event: Event) -> None:
-        if event.what not in _EVENTS:  # a state names it, and a name may be that of any method
+    def _handle(self, event: Event) -> None:
+        if event.what not in _EVENTS:  # a forged state could otherwise name any method
             raise LabkitError(
-                f"a state asks for {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
+                f"a state names the event {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
             )
         getattr(self, event.what)(*event.given)
 
     def _answer(self, moment: float, number: int, answer: Any) -> None:
-        """A program gets its answer at that moment."""
-        self._at(moment, Event("_resume", (number, answer)))
+        """Schedule the answer to a program."""
+        self._schedule(moment, Event("_resume", (number, answer)))
 
     def _now(self) -> float:
         return self.now
 
-    def _act(self, number: int, action: Action) -> tuple[bool, Any]:
-        """What takes time is answered when that is over."""
+    def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
+        """Execute an action; if it takes virtual time, its answer comes when it ends."""
         match action:
             case Compute() | Forward() | Backward():
-                found = self._computed(number, action)
-                if self._killed.get(number) == found.step:
+                result = self._execute_compute(number, action)
+                if self._killed.get(number) == result.step:
                     self._lose((number,))
                     return False, None
-                stop = self._stop(number, action, found.step)
-                self._noted(number, action, found, self.now, stop)
-                self._answer(stop, number, found)
+                stop = self._compute_end(number, action, result.step)
+                self._record_compute(number, action, result, self.now, stop)
+                self._answer(stop, number, result)
             case Predict(worker, step, weights):
-                predicted = self._scenes.predictions(number, worker, step, weights)
+                predicted = self._backend.predictions(number, worker, step, weights)
                 stop = self.times.computed(number, step, self.now, FORWARDS)
-                self._diary.predicted(number, stop - self.now)
+                self._event_log.record_prediction(number, stop - self.now)
                 self._answer(stop, number, predicted)
-            case Curve(weights, ends):
-                curved = self._scenes.curved(number, weights, ends)
-                # A product with the Hessian is a gradient, and the gradient of that.
+            case Curvature(weights, ends):
+                curved = self._backend.curved(number, weights, ends)
+                # A Hessian-vector product takes as long as two gradients: the gradient, and the
+                # gradient of its product with the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
-                self._diary.applies(number, of, self.now)
-                weights = self._scenes.update(number, gradient, rate)
+                self._event_log.record_update(number, of, self.now)
+                weights = self._backend.update(number, gradient, rate)
                 stop = self.times.updated(number, self.now)
                 self._answer(stop, number, weights)
-            case AllReduce():
+            case AllReduceAction():
                 self._join(number)
-                self._begin_together(number, action)
+                self._begin_allreduce(number, action)
             case Begin(allreduce):
-                self._begin_together(number, allreduce)
+                self._begin_allreduce(number, allreduce)
                 return True, None
             case Join():
                 self._join(number)
             case Wait(seconds):
                 self._answer(self.now + seconds, number, None)
             case _:
-                return super()._act(number, action)
+                return super()._execute(number, action)
         return False, None
 
-    def _stop(self, number: int, action: Computes, step: int) -> float:
-        """When what begins now is computed: a member's part, a third of it forwards."""
+    def _compute_end(self, number: int, action: Computes, step: int) -> float:
+        """Return when a computation ends; a forward pass takes 1/3 of the time of both passes."""
         match action:
             case Forward(place):
                 share = place.share * FORWARDS
@@ -241,10 +252,10 @@ class VirtualRuntime(Runtime):
         return self.times.computed(place.worker, step, self.now, share)
 
     def _lose(self, members: tuple[int, ...]) -> None:
-        """One is gone with all its members, as broken connections tell servers in its place."""
+        """Remove a failed worker with all its members, and notify the servers."""
         if self._players[members[-1]].over:
             return
-        self._diary.loses(members, self.now)
+        self._event_log.record_failure(members, self.now)
         for number in members:
             player = self._players[number]
             player.program.close()
@@ -262,54 +273,56 @@ class VirtualRuntime(Runtime):
                 return
             message = replace(message, values=values)
         nbytes = 0 if message.values is None else message.values.nbytes
-        away = self._sent(source, to, message)
+        away = self._record_sent(source, to, message)
         self._lines.setdefault((source, to), deque()).append(message)
         arrives = Event("_arrive", (source, to, message))
         if away:
             ends = self._hosts[source], self._hosts[to]
             self._carrier.start(ends, nbytes, self.now, arrives)
         else:
-            self._at(self.now, arrives)
+            self._schedule(self.now, arrives)
 
     def _arrive(self, source: int, to: int, message: Message) -> None:
-        """The network has brought a message."""
-        late = self.times.late(to, message)
-        if late:
-            self._at(self.now + late, Event("_comes", (source, to, message)))
+        """Deliver a message that the network has transferred, after its injected delay if any."""
+        delay = self.times.late(to, message)
+        if delay:
+            self._schedule(self.now + delay, Event("_comes", (source, to, message)))
         else:
             self._comes(source, to, message)
 
     def _comes(self, source: int, to: int, message: Message) -> None:
-        """A message is there. As on ranks, it overtakes nothing that the same one sent before."""
-        line = self._lines[source, to]
+        """Deliver messages of each sender in the order in which they were sent, as MPI does."""
+        queue = self._lines[source, to]
         self._there.add(message)
-        while line and line[0] in self._there:
-            self._there.remove(line[0])
-            self._deliver(to, line.popleft())
+        while queue and queue[0] in self._there:
+            self._there.remove(queue[0])
+            self._deliver(to, queue.popleft())
 
-    def _in_turn(self, number: int, message: Message) -> bool:
-        """By the script, of what has values."""
+    def _may_receive(self, number: int, message: Message) -> bool:
+        """Return whether the script allows a message; it always allows messages without values."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True
-        found = (message.source, message.step) == script[-1]
-        if found:
+        is_next = (message.source, message.step) == script[-1]
+        if is_next:
             script.pop()
-        return found
+        return is_next
 
-    def _begin_together(self, number: int, action: AllReduce) -> None:
-        """A worker has come to an allreduce; with the last one to come it is known when it ends."""
-        for worker, meeting in (self._together.comes(number, action, self.now) or {}).items():
+    def _begin_allreduce(self, number: int, action: AllReduceAction) -> None:
+        """Register a worker at an allreduce; the last arrival determines the results."""
+        for worker, meeting in (
+            self._allreduces.add_worker(number, action, self.now) or {}
+        ).items():
             self._met[worker] = meeting
             if worker in self._joins:
                 self._join(worker)
 
     def _join(self, number: int) -> None:
-        """A worker waits for the mean; it goes on when the allreduce has ended."""
+        """Let a worker wait for the mean gradient; it resumes when the allreduce has ended."""
         meeting = self._met.pop(number, None)
         if meeting is None:
             self._joins.add(number)
             return
         self._joins.discard(number)
-        self._diary.met(number, meeting)
+        self._event_log.record_allreduce(number, meeting)
         self._answer(max(self.now, meeting.stop), number, meeting.mean)

@@ -1,8 +1,8 @@
-"""Objects as nodes of JSON; `labkit.programs.reader` makes objects of them.
+"""Encoding of objects as nodes of JSON, which `labkit.programs.reader` decodes.
 
-A node is a kind and its data. A number, a string or None stands for itself; `[n]` stands for node
-n, so that an object with two owners stays one, and objects may hold each other in a ring. No node
-names code: a record names a class of `labkit.common.state`, by its fields.
+A node is a kind and its data. Numbers, strings and None are written unchanged. `[n]` refers to node
+n, so that shared objects stay shared, and references may form cycles. Nodes contain no code: a
+record names a class of `labkit.common.state`, and its fields.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from labkit.compression import Compressor
 
 Node: TypeAlias = list[Any]
 
-PLAIN = frozenset({type(None), bool, int, float, str})  # types of what stands for itself
+PLAIN = frozenset({type(None), bool, int, float, str})  # types of values that need no node
 
 
-class Writer:
-    """Makes nodes of objects.
+class ObjectWriter:
+    """An encoder of objects as nodes.
 
     Args:
-        outside: by name, objects of which nodes hold the name alone.
+        outside: Existing objects, to which nodes refer by name instead of encoding them.
 
     Attributes:
-        nodes: so far.
-        arrays: to which nodes refer by number.
+        nodes: Nodes of the objects that were encoded so far.
+        arrays: Arrays, to which nodes refer by index.
     """
 
     def __init__(self, outside: Mapping[str, object]) -> None:
         self._outside = {id(thing): name for name, thing in outside.items()}
         self._numbers: dict[int, int] = {}
-        self._things: list[object] = []  # as long as their ids count
+        self._things: list[object] = []  # keeps the objects alive, so that ids stay unique
         self.nodes: list[Node | None] = []
         self.arrays: list[np.ndarray] = []
 
-    def value(self, thing: Any) -> JSON:
-        """The object itself, or the number of its node.
+    def value(self, item: Any) -> JSON:
+        """Return a plain value, or a reference to the node of an object.
 
         Raises:
-            LabkitError: it is no data.
+            LabkitError: The object cannot be stored, for example a function.
         """
-        if type(thing) in PLAIN:
-            plain: JSON = thing
+        if type(item) in PLAIN:
+            plain: JSON = item
             return plain
-        if id(thing) not in self._numbers:
-            self._add(thing)
-        return [self._numbers[id(thing)]]
+        if id(item) not in self._numbers:
+            self._add(item)
+        return [self._numbers[id(item)]]
 
     def _add(self, thing: Any) -> None:
         self._things.append(thing)
         if isinstance(thing, tuple):
-            node = self._node(thing)  # its parts come first: a reader makes a tuple at once
+            # The reader cannot fill a tuple later, so the nodes of its items come first.
+            node = self._node(thing)
             self._numbers[id(thing)] = len(self.nodes)
             self.nodes.append(node)
         else:
@@ -98,7 +99,7 @@ class Writer:
         if kind.__module__.startswith("tensorflow.") and hasattr(thing, "numpy"):
             return ["tensor", self._array(np.asarray(thing))]
         raise LabkitError(
-            f"a state holds a {kind.__module__}.{kind.__qualname__}, which is no data; allowed: "
+            f"a state holds a {kind.__module__}.{kind.__qualname__}, which is not data; allowed: "
             "numbers, strings, containers, arrays and classes that `labkit.common.state.record` "
             "declares"
         )

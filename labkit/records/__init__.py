@@ -1,6 +1,6 @@
-"""What is kept of a run: written whole or not at all, read with every doubt said aloud."""
+"""Records of runs: labkit writes the files atomically, and reports damaged or missing data."""
 
 import lazy_loader
 
-# `labkit ls` reads statuses; it does not wait for what exports need.
+# The lazy import keeps `labkit ls` fast, because `ls` reads only statuses and needs no exporters.
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["export"])

@@ -1,4 +1,4 @@
-"""What a step of each method would take on other links: measured work and bytes, modelled wires."""
+"""Predicted step times of methods on other links, from measured work and bytes and a link model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from labkit.records.step_costs import StepCosts, step_costs
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import modelled
 
-RANGE = (10e6 / 8, 100e9 / 8)  # bytes/s: 10 Mb/s to 100 Gb/s
-LATENCY = 50e-6  # s, as 1GbE
-_AS_COUNTED = 0.02  # relative: so close to the formula's bytes, a step's are those of the formula
+RANGE = (10e6 / 8, 100e9 / 8)  # bytes/s, from 10 Mb/s to 100 Gb/s
+LATENCY = 50e-6  # seconds, as is typical of 1 Gb/s Ethernet
+_AS_COUNTED = 0.02  # maximum relative difference of measured bytes from the formula's
 
 
 @dataclass(frozen=True)
-class Method:
-    r"""One way to train, and what a step of it takes on a link: \(w + a\alpha + n/B\).
+class MethodCost:
+    r"""A training method and the model of its step time on a link: \(w + a\alpha + n/B\).
 
     Attributes:
-        name: what it is called.
-        runs: that were measured; they differ in the network and seeds only.
-        work: s, compute and codec of the slowest rank.
-        hops: messages one after the other.
-        nbytes: that pass the busiest link one after the other.
+        name: Name of the method.
+        runs: Measured runs of the method, which differ only in network and seeds.
+        work: Seconds \(w\) per step for which the slowest rank computes, compresses and
+            decompresses.
+        hops: Number \(a\) of consecutive messages per step, each of which takes the latency
+            \(\alpha\).
+        nbytes: Bytes \(n\) per step on the busiest link, whose bandwidth is \(B\).
     """
 
     name: str
@@ -37,90 +39,97 @@ class Method:
     nbytes: float
 
     def seconds(self, bandwidth: float, latency: float = LATENCY) -> float:
-        """A step on links of so many bytes/s, each latency s; nothing overlaps."""
+        """Return the step time in seconds, for a bandwidth in bytes/s and a latency in seconds.
+
+        The model assumes that communication does not overlap computation.
+        """
         return self.work + latency * self.hops + self.nbytes / bandwidth
 
 
 @dataclass(frozen=True)
 class Win:
-    """Bandwidths from `first` to `last` bytes/s, on which a method is the fastest."""
+    """The range of bandwidths, `first` to `last` bytes/s, in which a method is the fastest."""
 
-    method: Method
+    method: MethodCost
     first: float
     last: float
 
 
-def methods(groups: Mapping[str, Sequence[Run]]) -> list[Method]:
-    """What runs have measured, by the name of their method; medians over several networks."""
-    found = []
+def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
+    """Return the cost model of each named group of runs, as medians over the group's runs."""
+    measured = []
     for name, runs in groups.items():
-        links = [_on_a_link(run, costs) for run in runs if (costs := step_costs(run))]
+        links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
         if links:
-            # On every network a method does the same work and sends the same bytes; what differs is
-            # noise.
+            # A method does the same work and sends the same bytes on every network, so that other
+            # differences between its runs are noise.
             work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
-            found.append(Method(name, tuple(runs), work, hops, nbytes))
-    return found
+            measured.append(MethodCost(name, tuple(runs), work, hops, nbytes))
+    return measured
 
 
-def winners(found: Sequence[Method], latency: float, over: tuple[float, float]) -> list[Win]:
-    r"""Who is fastest from the least bandwidth to the greatest.
+def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, float]) -> list[Win]:
+    r"""Return the fastest methods, from the lowest to the highest bandwidth.
 
-    Over 1/B all times are straight lines: with more bandwidth only a method with less fixed time
-    can take over, at \(B = (n' - n) / (f - f')\).
+    Each method's step time is a straight line over 1/B, with n bytes as slope and the fixed time
+    \(f = w + a\alpha\). A method with less fixed time therefore takes the lead as bandwidth grows,
+    at \(B = (n' - n) / (f - f')\).
     """
     first, high = over
 
-    def fixed(each: Method) -> float:
-        return each.work + latency * each.hops
+    def fixed(method: MethodCost) -> float:
+        return method.work + latency * method.hops
 
-    # Of two that are equally fast, the one that stays fast with more bandwidth.
-    best = min(found, key=lambda each: (each.seconds(first, latency), fixed(each)))
+    # Of two equally fast methods, the one with less fixed time is faster at higher bandwidths.
+    best = min(methods, key=lambda method: (method.seconds(first, latency), fixed(method)))
     wins: list[Win] = []
     while True:
         edges = [
-            ((other.nbytes - best.nbytes) / (fixed(best) - fixed(other)), fixed(other), place)
-            for place, other in enumerate(found)
+            ((other.nbytes - best.nbytes) / (fixed(best) - fixed(other)), fixed(other), index)
+            for index, other in enumerate(methods)
             if fixed(other) < fixed(best)
         ]
-        # Of lines that cross at one point, the lowest fixed time wins from there on.
-        edge, _, place = min(edges, default=(high, 0.0, 0))
+        # Where several lines cross at one point, the line with the lowest fixed time wins.
+        edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        if edge > first:  # a tie at the least bandwidth is no change
+        if edge > first:  # A tie at the lowest bandwidth changes no winner.
             wins.append(Win(best, first, edge))
             first = edge
-        best = found[place]
+        best = methods[index]
 
 
-def prediction_errors(found: Iterable[Method]) -> dict[Run, float]:
-    """Predicted / measured - 1 by run, each on its own emulated network."""
+def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
+    """Return the relative error (predicted / measured - 1) of each run's step time.
+
+    Only runs on an emulated switch are included.
+    """
     return {
-        run: each.seconds(network.bandwidth, network.latency) / seconds - 1
-        for each in found
-        for run, network, (seconds, _, _) in emulated(each)
+        run: method.seconds(network.bandwidth, network.latency) / seconds - 1
+        for method in methods
+        for run, network, (seconds, _, _) in emulated_runs(method)
     }
 
 
-def emulated(each: Method) -> list[tuple[Run, Network, tuple[float, float, float]]]:
-    """Its runs on emulated switches, and what a step took there: s, median, p10 and p90."""
+def emulated_runs(method: MethodCost) -> list[tuple[Run, Network, tuple[float, float, float]]]:
+    """Return a method's runs on emulated switches, with network and (median, p10, p90) seconds."""
     return [
         (run, network, (step["median"] / 1e3, step["p10"] / 1e3, step["p90"] / 1e3))
-        for run in each.runs
+        for run in method.runs
         if (network := _switch(run)) is not None
         for step in [run.metrics["step_ms"]]
     ]
 
 
-def in_turn(wins: Sequence[Win]) -> str:
-    """`TopK up to 1.2 Gb/s, then no compression`"""
+def winners_text(wins: Sequence[Win]) -> str:
+    """Return the fastest methods as text: `TopK up to 1.2 Gb/s, then no compression`."""
     *before, last = wins
-    said = [f"{win.method.name} up to {bits_text(win.last)}" for win in before]
-    return ", then ".join([*said, last.method.name if said else f"{last.method.name} throughout"])
+    texts = [f"{win.method.name} up to {bits_text(win.last)}" for win in before]
+    return ", then ".join([*texts, last.method.name if texts else f"{last.method.name} throughout"])
 
 
-def _on_a_link(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Work in s, hops, and bytes on the busiest link."""
+def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
+    """Return a run's work in seconds, number of hops, and bytes on the busiest link, per step."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
@@ -128,16 +137,16 @@ def _on_a_link(run: Run, costs: StepCosts) -> tuple[float, float, float]:
         formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
-            # An allreduce of the whole payload; where it has several ways, that of most bytes.
-            way = max(modelled(name, size), key=lambda each: (each.beta, each.alpha))
+            # The run reduces the whole payload. Of the algorithm's phases, the largest counts.
+            phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
-            return costs.work, way.alpha * times, way.beta * costs.payload
-    # Payloads that grow or differ on their way: the busiest rank sends one behind the other.
+            return costs.work, phase.alpha * times, phase.beta * costs.payload
+    # Otherwise payloads change along the route, so the busiest rank's messages count one by one.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
 def _switch(run: Run) -> Network | None:
-    """The emulated network, where it is one switch with equal links; else None."""
+    """Return the emulated network if it is one switch with equal links, else None."""
     record = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     plain = network is not None and network.hosts is None and network.links is None

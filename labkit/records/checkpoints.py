@@ -1,4 +1,4 @@
-"""Checkpoints: when one is due, where they lie in a run's folder, and which of them is whole."""
+"""Checkpoints of a run: their interval, their folders, and the test that one is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import JSON, SCHEMA
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.quantities import parse_seconds
 from labkit.common.quantity_fields import PositiveSeconds
@@ -21,77 +21,84 @@ from labkit.common.safe_files import open_file
 from labkit.common.state import decoding
 from labkit.common.validated import Checked
 from labkit.records import store
+from labkit.records.renamed import rename_experiment
 from labkit.records.store import Record
 
-FOLDER = "checkpoints"  # in a run's directory; in it a folder for each, by its step
-RESUMES = "LABKIT_RESUME"  # set where a job is run again: its experiments go on, or have completed
-MANIFEST = "manifest.json"  # written last: without it a checkpoint is not whole
-SECONDS = 30.0  # from one to the next, where nothing is said
-ALLOWED = "steps, or a time such as '30s', '5min', '1h'"
-RANKS = 2**20  # of a checkpoint, at most
+FOLDER = "checkpoints"  # subfolder of a run, with one folder per checkpoint, named by its step
+RESUME_VARIABLE = "LABKIT_RESUME"  # environment variable that makes experiments resume
+MANIFEST = "manifest.json"  # file written last; without it, a checkpoint is incomplete
+DEFAULT_INTERVAL = 30.0  # seconds between checkpoints
+ALLOWED_EVERY = "steps, or a time such as '30s', '5min', '1h'"
+MAX_RANKS = 2**20  # maximum number of ranks in a checkpoint
 
 Same: TypeAlias = Callable[[Record], bool]
 
 
 class Checkpoint(Checked):
-    r"""How often the state of a training is kept, so that it can be taken up again.
+    r"""How often a run saves its training state, so that training can resume after a failure.
 
-    Ranks copy their state at the end of a step and write it while training goes on, each a file of
-    its own; one at a time: what is due before the last one is written is skipped, and counted.
+    Each rank copies its state at the end of a step and writes its own file while training goes on.
+    A checkpoint that is due before the previous one is written is skipped and counted.
 
-    With a mean time M between failures and δ seconds that a checkpoint holds training up, measured
-    as it goes, \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\), and M
-    where δ is more than twice as long.
+    With mtbf M and a measured cost of δ seconds per checkpoint, the interval is
+    \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\).
+    If δ is at least 2M, the interval is M.
 
     Args:
-        every: steps, of which some are skipped where they are fewer than three, and of programs
-            those of all workers together; or a time such as "30s", "5min", "1h".
-        keep: how many of the newest stay.
-        failures: mean time between failures, s, or such as "6h": the interval follows from it.
+        every: Number of steps between checkpoints, or a time such as "30s", "5min", "1h"; default:
+            30 s. Programs count the steps of all workers together. With an interval of fewer than
+            three steps, some checkpoints are skipped.
+        max_to_keep: Number of checkpoints that stay on disk, the newest ones; default: 2.
+        mtbf: Mean time between failures in seconds, or a text such as "6h", from which the interval
+            follows; default: None, which means that `every` counts.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
-    1974; J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
+    1974. J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
     2006, doi 10.1016/j.future.2004.11.016.
     """
 
     every: PositiveInt | str | None = Field(None, kw_only=False)
-    keep: PositiveInt = 2
-    failures: PositiveSeconds | None = None
+    max_to_keep: PositiveInt = 2
+    mtbf: PositiveSeconds | None = None
 
     @field_validator("every")
     @classmethod
     def _every(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, str) and (value.strip()[-1:].isdigit() or not _seconds(value)):
-            # A text without a unit might be steps.
-            raise ValueError(f"every={value!r} is impossible; give {ALLOWED}")
+            # A text of a number without a unit could mean steps or seconds.
+            raise ValueError(f"every={value!r} is impossible; give {ALLOWED_EVERY}")
         return value
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.every is not None and self.failures is not None:
+        if self.every is not None and self.mtbf is not None:
             raise InvalidInput(
-                f"every={self.every!r} and failures={self.failures} both say how often; give one"
+                f"every={self.every!r} and mtbf={self.mtbf} both set the interval; give one"
             )
         return self
 
     @property
     def steps(self) -> int | None:
-        """From one to the next; None where time counts."""
+        """Number of steps between checkpoints, or None if the interval is a time."""
         return self.every if isinstance(self.every, int) else None
 
     def interval(self, cost: float | None) -> float:
-        """Seconds from one to the next.
+        """Return the seconds between checkpoints.
 
         Args:
-            cost: s that one holds training up; None: there was none yet.
+            cost: Seconds by which a checkpoint delays training; None before the first checkpoint.
         """
-        if self.failures is None:
-            return _seconds(self.every) if isinstance(self.every, str) else SECONDS
-        return 0.0 if cost is None else daly(cost, self.failures)
+        if self.mtbf is None:
+            return _seconds(self.every) if isinstance(self.every, str) else DEFAULT_INTERVAL
+        return 0.0 if cost is None else daly(cost, self.mtbf)
 
 
 def daly(cost: float, failures: float) -> float:
-    """The interval between checkpoints that loses least, s; arguments as of `Checkpoint`.
+    """Return Daly's optimal interval between checkpoints in seconds.
+
+    Args:
+        cost: Seconds by which a checkpoint delays training.
+        failures: Mean time between failures in seconds.
 
     >>> round(daly(1.0, 3600.0), 2)
     84.19
@@ -103,18 +110,19 @@ def daly(cost: float, failures: float) -> float:
 
 
 def _seconds(text: str) -> float:
-    return parse_seconds(text, "every", ALLOWED)
+    return parse_seconds(text, "every", ALLOWED_EVERY)
 
 
 class Resume(NamedTuple):
-    """A checkpoint from which a training goes on.
+    """A checkpoint from which training resumes.
 
     Attributes:
-        folder: of the checkpoint.
-        manifest: what it says.
-        same: the same ranks go on in the same way: each has its own again.
-        notes: what there is to say of it, such as a newer one that is damaged.
-        files: what its files hold, by rank, where they are no files but lie in memory.
+        folder: Folder of the checkpoint.
+        manifest: Record in the checkpoint's manifest file.
+        same: True if the same ranks resume in the same way, so that each rank loads its own state.
+        notes: Remarks for the user, such as the name of a newer checkpoint that is damaged.
+        files: Contents of the state files by rank, if they are in memory; None (default): they are
+            on disk.
     """
 
     folder: str
@@ -125,20 +133,20 @@ class Resume(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Steps that had been taken."""
+        """Number of steps completed at the checkpoint."""
         return int(self.manifest["taken"])
 
 
 class CheckpointContext(NamedTuple):
-    """What ranks are told: where and how often they keep their state, and what they begin with.
+    """The checkpoint settings that each rank receives, and the state from which it starts.
 
     Attributes:
-        checkpoint: how often; None: never.
-        resume: what they begin with; None: at the begin.
-        goes_on: the record is that of the interrupted run: its rows stand in it.
-        folder: of the run's checkpoints.
-        owner: the process that writes the record. Ranks whose owner was killed go on for a moment:
-            they must not touch what another one has taken up meanwhile.
+        checkpoint: Settings of the checkpoints; None: the run writes no checkpoints.
+        resume: Checkpoint from which training resumes; None: training starts at step 0.
+        goes_on: True if the run continues an interrupted run's record, including its history rows.
+        folder: Folder of the run's checkpoints.
+        owner: Identity of the process that writes the run's record. Ranks that briefly outlive a
+            killed owner must not change files that another process has taken over.
     """
 
     checkpoint: Checkpoint | None
@@ -148,8 +156,8 @@ class CheckpointContext(NamedTuple):
     owner: Record | None = None
 
 
-def seal(half: Path, manifest: Mapping[str, JSON]) -> None:
-    """Say that a checkpoint is whole, with a checksum of what is said; its name is its step."""
+def publish(half: Path, manifest: Mapping[str, JSON]) -> None:
+    """Write a checkpoint's manifest with a checksum; rename its folder to its number of steps."""
     record = json.loads(json.dumps(manifest))
     store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
     half.rename(half.parent / str(manifest["taken"]))
@@ -159,84 +167,92 @@ def _checksum(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def read(folder: Path) -> Record:
-    """What a whole checkpoint says of itself.
+def read_manifest(folder: Path) -> Record:
+    """Return the manifest of a complete checkpoint, after its checksums are verified.
 
     Raises:
-        LabkitError: it is damaged; the message names the file.
+        LabkitError: The checkpoint is damaged; the message names the file.
     """
     record = store.read_json(folder / MANIFEST)
-    said = {name: value for name, value in record.items() if name not in ("schema", "checksum")}
-    if record.get("checksum") != _checksum(said):
-        raise LabkitError(f"{folder.name}/{MANIFEST} is damaged: its checksum is another one")
-    ranks, steps = said["ranks"], said["taken"]
-    if not (0 < ranks <= RANKS and steps >= 0):
+    record_body = {
+        name: value for name, value in record.items() if name not in ("schema", "checksum")
+    }
+    if record.get("checksum") != _checksum(record_body):
+        raise LabkitError(f"{folder.name}/{MANIFEST} is damaged: its checksum does not match")
+    ranks, steps = record_body["ranks"], record_body["taken"]
+    if not (0 < ranks <= MAX_RANKS and steps >= 0):
         raise LabkitError(
-            f"{folder.name}/{MANIFEST} is of {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
-            f"{RANKS:,} ranks, 0 steps or more"
+            f"{folder.name}/{MANIFEST} has {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
+            f"{MAX_RANKS:,} ranks, 0 steps or more"
         )
-    for name, file in said["files"].items():
+    for name, file in record_body["files"].items():
         path = folder / name
         try:
             with os.fdopen(open_file(path, root=folder), "rb") as content:
-                found = hashlib.file_digest(content, "sha256").hexdigest()
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError as error:
             raise LabkitError(f"{folder.name}/{name} cannot be read: {error.strerror}") from error
-        if found != file["sha256"]:
-            raise LabkitError(f"{folder.name}/{name} is damaged: its checksum is another one")
-    return said
+        if digest != file["sha256"]:
+            raise LabkitError(f"{folder.name}/{name} is damaged: its checksum does not match")
+    # The checksum is of the manifest as it was written, so that names are changed last.
+    if record["schema"] < SCHEMA:
+        record_body["experiment"] = rename_experiment(record_body["experiment"])
+    return record_body
 
 
-def sealed(run: Path) -> list[Path]:
-    """The checkpoints of a run that claim to be whole, newest first."""
-    found = [path.parent for path in (run / FOLDER).glob(f"*/{MANIFEST}")]
-    # What a link leads to is another folder's: it is neither resumed nor removed.
-    whole = (each for each in found if each.name.isdecimal() and not each.is_symlink())
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints that have a manifest, newest first."""
+    folders = [path.parent for path in (run / FOLDER).glob(f"*/{MANIFEST}")]
+    # labkit neither resumes nor removes a folder behind a symbolic link.
+    whole = (folder for folder in folders if folder.name.isdecimal() and not folder.is_symlink())
     return sorted(whole, key=_step, reverse=True)
 
 
-def newest(run: Path, same: Same) -> Resume | None:
-    """The newest whole checkpoint of a run; a damaged one gives way to the one before, and says so.
+def newest_checkpoint(run: Path, same: Same) -> Resume | None:
+    """Return the newest complete checkpoint of a run, or None if the run has none.
+
+    Damaged checkpoints are skipped, and named in the result's `notes`.
 
     Args:
-        run: its directory.
-        same: of what it says: whether the same ranks go on in the same way.
-
-    Returns: None where there is none.
+        run: Directory of the run.
+        same: Function that returns, for a manifest, the value of `Resume.same`.
 
     Raises:
-        LabkitError: all are damaged.
+        LabkitError: All checkpoints are damaged.
     """
     notes: list[str] = []
-    for folder in sealed(run):
+    for folder in complete_checkpoints(run):
         try:
             with decoding(f"{folder.name}/{MANIFEST}"):
-                manifest = read(folder)
+                manifest = read_manifest(folder)
                 resume = Resume(str(folder), manifest, same(manifest), tuple(notes))
         except LabkitError as error:
             notes.append(str(error))
             continue
         return resume
     if notes:
-        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is whole: begin anew")
+        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is complete: start again")
     return None
 
 
-def forget(folder: Path, keep: int) -> None:
-    """Remove all but the newest whole checkpoints of a folder."""
-    for each in sealed(folder.parent)[keep:]:
-        (each / MANIFEST).unlink()  # first: half of one is none
-        shutil.rmtree(each)
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all but the `keep` newest complete checkpoints in the parent of a folder."""
+    for checkpoint in complete_checkpoints(folder.parent)[keep:]:
+        (checkpoint / MANIFEST).unlink()  # First, so that a half-removed checkpoint is incomplete.
+        shutil.rmtree(checkpoint)
 
 
-def go_back(folder: Path, step: int) -> None:
-    """Remove checkpoints after a step, and halves; who was killed may still write one of these."""
-    for each in folder.iterdir():
-        if each.is_symlink():
-            each.unlink()
-        elif not each.name.isdecimal() or _step(each) > step:
-            (each / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(each, ignore_errors=True)
+def remove_after(folder: Path, step: int) -> None:
+    """Remove incomplete checkpoints and all checkpoints after a step.
+
+    A killed process may still be writing one of these checkpoints, so errors are ignored.
+    """
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            entry.unlink()
+        elif not entry.name.isdecimal() or _step(entry) > step:
+            (entry / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _step(folder: Path) -> int:

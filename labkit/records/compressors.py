@@ -1,4 +1,4 @@
-"""How the compression of a run is called, and which run without any it is to be held against."""
+"""Texts that name a run's compression, and the search for a run's uncompressed baseline."""
 
 from __future__ import annotations
 
@@ -9,75 +9,83 @@ from labkit.compression import COMPRESSORS
 from labkit.records.run import Run, flatten
 
 DENSE = "no compression"
-LONGEST = 80  # letters of a method's name
-_HEAD = ("name", "network", "seed", "repeats")  # do not make another method
+MAX_NAME_LENGTH = 80  # maximum characters of a compression's name
+_IGNORED_FIELDS = ("name", "network", "seed", "repeats")  # fields that do not distinguish methods
 
 
-def called(compressor: JSON) -> str:
-    """A compressor's record as a notebook would write it: `ErrorFeedback(TopK(ratio=0.01))`.
+def compressor_expression(compressor: JSON) -> str:
+    """Return a compressor's record as a Python expression: `ErrorFeedback(TopK(ratio=0.01))`.
 
-    Numbers are always said; words and switches, only where they are not the default.
+    The expression contains all numeric options, but texts and booleans only if they differ from the
+    default.
     """
     if compressor is None:
         return DENSE
     if isinstance(compressor, list):
-        return ", ".join(called(each) for each in compressor)
+        return ", ".join(compressor_expression(part) for part in compressor)
     if not isinstance(compressor, Mapping):
         return str(compressor)
     name = str(compressor.get("name", ""))
     inside = ", ".join(
-        called(each) if isinstance(each, Mapping | list) else f"{field}={each}"
-        for field, each in compressor.items()
-        if field != "name" and each is not None and not _goes_without_saying(name, field, each)
+        compressor_expression(part) if isinstance(part, Mapping | list) else f"{field}={part}"
+        for field, part in compressor.items()
+        if field != "name" and part is not None and not _is_default(name, field, part)
     )
     return f"{name}({inside})" if inside else name
 
 
 def compressor_of(run: Run) -> dict[str, JSON] | None:
-    """The record of the run's compressor, or None."""
-    found: dict[str, JSON] | None = (run.experiment.get("strategy") or {}).get("compressor")
-    return found
+    """Return the record of the run's compressor, or None for a run without compression."""
+    compressor: dict[str, JSON] | None = (run.experiment.get("strategy") or {}).get("compressor")
+    return compressor
 
 
 def method(run: Run) -> str:
-    """`TopK(ratio=0.01)`, `ErrorFeedback(OneBit)`, or `no compression`."""
-    text = called(compressor_of(run))
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    """Return the name of the run's compression: `TopK(ratio=0.01)` or `no compression`."""
+    text = compressor_expression(compressor_of(run))
+    return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
 
 
-def task(run: Run) -> dict[str, JSON]:
-    """What is trained, and on how many ranks: all but the strategy, the network and the seeds."""
-    return {name: value for name, value in fields_of(run).items() if name != "strategy"}
+def task_fields(run: Run) -> dict[str, JSON]:
+    """Return the experiment's fields that define the task: all but strategy, network and seeds."""
+    return {name: value for name, value in method_fields(run).items() if name != "strategy"}
 
 
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
-    """The run without compression that is equal otherwise.
+    """Return a run of the same task without compression, or None.
 
-    On the same network, where there is one; then with the same algorithm and schedule.
+    A baseline on the same network is preferred, and then the one with the most similar strategy.
+    For a run without compression, the result is None.
     """
     if compressor_of(run) is None:
         return None
-    wanted = task(run)
-    found = [other for other in runs if compressor_of(other) is None and task(other) == wanted]
-    return min(found, key=lambda other: _unlike(other, run), default=None)
+    expected = task_fields(run)
+    candidates = [
+        other for other in runs if compressor_of(other) is None and task_fields(other) == expected
+    ]
+    return min(candidates, key=lambda other: _difference(other, run), default=None)
 
 
-def _unlike(one: Run, other: Run) -> tuple[bool, int]:
-    mine, yours = (flatten(each.experiment.get("strategy") or {}) for each in (one, other))
-    differing = [name for name in mine | yours if mine.get(name) != yours.get(name)]
+def _difference(one: Run, other: Run) -> tuple[bool, int]:
+    strategy, other_strategy = (
+        flatten(run.experiment.get("strategy") or {}) for run in (one, other)
+    )
+    differing = [
+        name for name in strategy | other_strategy if strategy.get(name) != other_strategy.get(name)
+    ]
     network = one.experiment.get("network") != other.experiment.get("network")
-    # A tuple: no likeness of the strategies makes up for another network.
+    # The network comes first in the tuple, because it matters more than the strategy.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 
-def fields_of(run: Run) -> dict[str, JSON]:
-    """All that makes it another method, or another task."""
-    return {name: value for name, value in run.experiment.items() if name not in _HEAD}
+def method_fields(run: Run) -> dict[str, JSON]:
+    """Return the experiment's fields that distinguish training methods and tasks."""
+    return {name: value for name, value in run.experiment.items() if name not in _IGNORED_FIELDS}
 
 
-def _goes_without_saying(name: str, field: str, value: JSON) -> bool:
-    # A record may name a compressor of an earlier labkit, or of a notebook's own.
+def _is_default(name: str, field: str, value: JSON) -> bool:
+    # A record may name a compressor that this labkit does not know, such as one of a notebook.
     if name not in COMPRESSORS or not isinstance(value, str | bool):
         return False
-    known = COMPRESSORS[name].model_fields.get(field)
-    return known is not None and known.default == value
+    field_info = COMPRESSORS[name].model_fields.get(field)
+    return field_info is not None and field_info.default == value

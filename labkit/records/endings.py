@@ -1,4 +1,4 @@
-"""Who has ended, and by what: in words that a record keeps."""
+"""Descriptions of how processes end, from exit codes, signals and messages of launchers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-# Signals by which a system or a person asks for an end; others are faults.
-ASKS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+# Signals that ask a process to end. A process that another signal ends has crashed.
+STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# mpiexec's words for a host of which it hears no more; before it, its own daemon's name.
+# mpiexec prints this message, with its own daemon before the remote one, when it loses a host.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
 )
 _NO_REPORT = re.compile(r"daemon failed to report back.*?Remote host:\s+(\S+)", re.DOTALL)
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|[Cc]annot allocate memory|failed to map segment|ResourceExhausted|"
-    # What C code says that found no memory and forgot to raise.
+    # C code prints these messages when it runs out of memory and raises no exception.
     r"error return without exception set|returned NULL without setting an exception|"
     r"can't start new thread|pthread_create|Thread creation failed"
 )
 
 
 class End(NamedTuple):
-    """How a cluster, or a process of it, has ended.
+    """The end of a cluster or of one of its processes.
 
     Attributes:
-        message: in words.
-        rank: the one whose end it was, if it was one's.
-        signal: that ended it, such as "SIGKILL"; "" where none did.
+        message: Description of the end; "" if nothing is known.
+        rank: Rank that ended, or None if the message is not about a single rank.
+        signal: Signal that ended the process, such as "SIGKILL"; "" if there was none.
     """
 
     message: str = ""
@@ -43,19 +43,20 @@ class End(NamedTuple):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal other than Ctrl-C's asks this process to end; it cleans up as after Ctrl-C."""
+    """A signal other than SIGINT asks this process to end; the process cleans up as on Ctrl-C."""
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """A handler of such signals: raises Terminated with the signal's name."""
+    """Handle a signal: raise `Terminated` with the signal's name."""
     raise Terminated(signal.Signals(number).name)
 
 
 @contextmanager
-def warned() -> Iterator[None]:
-    """Within it SIGTERM, and SIGUSR1, by which Slurm warns of a limit, raise `Terminated`.
+def raise_on_signals() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM and SIGUSR1 while the context is active.
 
-    Only in the main thread, and where nobody else has a handler for them.
+    Slurm sends SIGUSR1 before a job reaches its time limit. The handlers are installed in the main
+    thread only, and only for signals without another handler.
     """
     numbers = (signal.SIGTERM, signal.SIGUSR1)
     main = threading.current_thread() is threading.main_thread()
@@ -69,66 +70,64 @@ def warned() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def by_whom(error: KeyboardInterrupt, verb: str = "interrupted") -> str:
-    """Who has interrupted this process, in words.
+def interruption_text(error: KeyboardInterrupt, verb: str = "interrupted") -> str:
+    """Return text that says who or what interrupted this process.
 
-    >>> by_whom(KeyboardInterrupt()), by_whom(Terminated("SIGTERM"))
+    >>> interruption_text(KeyboardInterrupt()), interruption_text(Terminated("SIGTERM"))
     ('interrupted by the user', 'ended by SIGTERM')
     """
     return f"ended by {error}" if isinstance(error, Terminated) else f"{verb} by the user"
 
 
-def described(who: str, code: int, said: str = "") -> End:
-    """The end of a process with this exit code, or the negative of a signal.
+def describe_exit(process: str, code: int, output: str = "") -> End:
+    """Describe the end of a process from its exit code, or from a negative signal number.
 
-    >>> described("the controller", -9).message
+    >>> describe_exit("the controller", -9).message
     'the controller was ended by SIGKILL (as the system does when memory runs out)'
     """
-    rank = int(who.removeprefix("rank ")) if who.startswith("rank ") else None
+    rank = int(process.removeprefix("rank ")) if process.startswith("rank ") else None
     if code >= 0:
-        return End(f"{who} ended with code {code}{out_of_memory(said)}", rank)
-    names = {Signal.value: Signal.name for Signal in signal.Signals}  # real-time signals have none
+        return End(f"{process} ended with code {code}{out_of_memory_hint(output)}", rank)
+    names = {Signal.value: Signal.name for Signal in signal.Signals}  # without real-time signals
     name = names.get(-code, f"signal {-code}")
     if name == "SIGSTOP":
-        return End(f"{who} is stopped (SIGSTOP) and does not go on", rank, name)
+        return End(f"{process} is stopped (SIGSTOP) and does not continue", rank, name)
     hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
-    return End(f"{who} was ended by {name}{hint or out_of_memory(said)}", rank, name)
+    return End(f"{process} was ended by {name}{hint or out_of_memory_hint(output)}", rank, name)
 
 
-def of_host(said: str) -> End | None:
-    """The host of which mpiexec hears no more, if it says so."""
-    if match := _LOST.search(said) or _NO_REPORT.search(said):
-        return End(
-            f"host {match[1]} is lost: it, or its link, is down, or mpiexec's daemon on it ended"
-        )
+def lost_host(output: str) -> End | None:
+    """Describe the loss of a host that mpiexec's output reports; None if it reports no loss."""
+    if match := _LOST.search(output) or _NO_REPORT.search(output):
+        return End(f"host {match[1]} is lost: the host, its link or its mpiexec daemon is down")
     return None
 
 
-def of_rank(said: str) -> End | None:
-    """The rank whose end mpiexec names, if it names one."""
-    if match := _SIGNALLED.search(said):
-        return described(f"rank {match[1]}", -int(match[2]), said)
-    if match := _EXITED.search(said):
-        return described(f"rank {match[1]}", int(match[2]), said)
+def ended_rank(output: str) -> End | None:
+    """Describe the end of the rank that mpiexec's output names; None if it names no rank."""
+    if match := _SIGNALLED.search(output):
+        return describe_exit(f"rank {match[1]}", -int(match[2]), output)
+    if match := _EXITED.search(output):
+        return describe_exit(f"rank {match[1]}", int(match[2]), output)
     return None
 
 
-def of_step(said: str) -> End | None:
-    """The ranks whose ends srun tells, in an order that says nothing of who was first.
+def ended_step(output: str) -> End | None:
+    """Describe the ends of ranks that srun reports, in no particular order of time.
 
-    >>> of_step("srun: error: b: task 3: Killed").message
+    >>> ended_step("srun: error: b: task 3: Killed").message
     'ranks of the step ended: b: task 3: Killed'
     """
-    told = _OF_STEP.findall(said)
-    return End(f"ranks of the step ended: {'; '.join(told)}") if told else None
+    ranks = _OF_STEP.findall(output)
+    return End(f"ranks of the step ended: {'; '.join(ranks)}") if ranks else None
 
 
-def out_of_memory(said: str) -> str:
-    """What to add to an error that says, in whichever words, that memory has run out.
+def out_of_memory_hint(output: str) -> str:
+    """Return a remark that memory ran out, if a process's output shows it, or "".
 
-    >>> out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    >>> out_of_memory_hint("terminate called after throwing an instance of 'std::bad_alloc'")
     ': memory ran out (ulimit -v, a quota, or the machine sets its limit)'
     """
-    if not _NO_MEMORY.search(said):
+    if not _NO_MEMORY.search(output):
         return ""
     return ": memory ran out (ulimit -v, a quota, or the machine sets its limit)"

@@ -1,4 +1,4 @@
-"""What a run ran on: versions and hardware, without a host, user or path."""
+"""The environment of a run: versions and hardware, without host names, user names and paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.common.machine import machine
 
 
 def describe() -> dict[str, JSON]:
-    """Versions and hardware as this rank sees them; imports what it names."""
+    """Return the versions and hardware that this rank sees; the call imports TensorFlow and MPI."""
     import keras
     import mpi4py
     import tensorflow as tf
@@ -22,6 +22,6 @@ def describe() -> dict[str, JSON]:
         "keras": keras.__version__,
         "mpi4py": mpi4py.__version__,
         "mpi": MPI.Get_library_version().split(",")[0].strip(),
-        **({"keras_settings": found} if (found := keras_settings.changed()) else {}),
+        **({"keras_settings": changes} if (changes := keras_settings.changed()) else {}),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
     }

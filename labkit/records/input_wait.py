@@ -1,4 +1,4 @@
-"""What steps of training waited for their input, and what a real one costs against none."""
+"""The time for which training steps wait for input, and the overhead over synthetic input."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     import pandas
 
 SYNTHETIC, INSIDE = "synthetic", "in the step"
-# After tensors that lie in memory, each adds to the one before it; a cache prefetches, too.
+# Each input pipeline after the synthetic one extends the one before; "cache" also prefetches.
 WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 
-class Fed(NamedTuple):
-    """A step and its batch; times in s, on the clock of the host.
+class FedStep(NamedTuple):
+    """A training step and its input batch, with times in seconds on the host's clock.
 
     Attributes:
-        way: of `WAYS`.
-        repeat, step: the turn, and the place in it.
-        start, got, stop: when the step asked for its batch, had it, and ended.
-        made_start, made_stop: when that batch was made; NaN where it was before the turn began.
+        way: Name of the input pipeline, one of `WAYS`.
+        repeat, step: Number of the repeat, and of the step within the repeat.
+        start, got, stop: Times at which the step requested its batch, received it, and ended.
+        made_start, made_stop: Times at which the making of the batch began and ended; NaN if it was
+            made before the repeat.
     """
 
     way: str
@@ -38,28 +39,29 @@ class Fed(NamedTuple):
 
 @dataclass(frozen=True)
 class InputTrace:
-    """What was measured of the ways to feed a step.
+    """Measurements of training steps with all input pipelines.
 
     Attributes:
-        fed: a row a step.
-        nbytes: of the file that was read.
-        filled: seconds of the first pass, in which the cache was filled.
+        fed: One entry per training step.
+        nbytes: Size of the input file in bytes.
+        filled: Seconds of the first pass of the pipeline "cache", which filled the cache.
     """
 
-    fed: Sequence[Fed]
+    fed: Sequence[FedStep]
     nbytes: int
     filled: float
 
     @property
     def ways(self) -> list[str]:
-        """Those that were measured, in the order of `WAYS`."""
-        found = {each.way for each in self.fed}
-        return [way for way in WAYS if way in found]
+        """Names of the measured input pipelines, in the order of `WAYS`."""
+        measured = {step.way for step in self.fed}
+        return [way for way in WAYS if way in measured]
 
-    def frame(self) -> pandas.DataFrame:
-        """A row a step, with `compute_ms`, `idle_ms` (until its batch was `ready`) and `step_ms`.
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row per step, with columns `ready` (s), `idle_ms`, `compute_ms`, `step_ms`.
 
-        A batch is ready when it has come, or been made, where the step makes it itself.
+        `ready` is the time at which the step received its batch. If the step itself makes the
+        batch, `ready` is the time at which the batch was made.
         """
         import pandas as pd
 
@@ -75,32 +77,37 @@ class InputTrace:
 
 
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
-    r"""A row a way: what a step takes, what of it is idle, and the overhead of its input.
+    r"""Return one row per input pipeline: step time, idle time, and the overhead of the input.
 
-    With \(t_r\) the median step of a repeat \(r\) and \(s_r\) that of the synthetic input in the
-    same repeat, the I/O overhead is the median over repeats of \((t_r - s_r)/s_r\), with its least
-    and greatest (`overhead_low`, `overhead_high`). Times are medians over repeats of medians over
-    steps, ms; `idle_share` is the part of all these steps' time in which training stood still.
+    Let \(t_r\) be the median step time of repeat \(r\), and \(s_r\) that with synthetic input in
+    the same repeat. The I/O overhead is the median over repeats of \((t_r - s_r)/s_r\);
+    `overhead_low` and `overhead_high` are its minimum and maximum. Times in ms are medians over
+    repeats of medians over steps. `idle_share` is the fraction of step time without computation.
 
-    Source: TensorFlow's "Benchmarks" (2017) set a baseline with synthetic data and add real data to
-    it; the ways are those of Murray et al. 2021, *tf.data: A machine learning data processing
-    framework* (arXiv:2101.12127). Differs from both: pairs of interleaved turns, and processors
-    alone, so that input and training share the cores.
+    Source: TensorFlow's "Benchmarks" (2017) measures a baseline with synthetic data and adds real
+    data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
+    (arXiv:2101.12127), define the pipelines. Unlike both, the repeats here are interleaved pairs,
+    and input and training share the CPU cores.
     """
     import pandas as pd
 
-    steps = trace.frame()
+    steps = trace.to_dataframe()
     medians = steps.groupby(["way", "repeat"])[["step_ms", "compute_ms", "idle_ms"]].median()
     base = medians.loc[SYNTHETIC, "step_ms"]
     sums = steps.groupby("way")[["idle_ms", "step_ms"]].sum()
     rows = {}
     for way in trace.ways:
-        own = medians.loc[way]
-        row = {name: float(own[name].median()) for name in ("step_ms", "compute_ms", "idle_ms")}
-        row |= {"step_ms_low": own["step_ms"].min(), "step_ms_high": own["step_ms"].max()}
+        rows_of_way = medians.loc[way]
+        row = {
+            name: float(rows_of_way[name].median()) for name in ("step_ms", "compute_ms", "idle_ms")
+        }
+        row |= {
+            "step_ms_low": rows_of_way["step_ms"].min(),
+            "step_ms_high": rows_of_way["step_ms"].max(),
+        }
         row["idle_share"] = sums.loc[way, "idle_ms"] / sums.loc[way, "step_ms"]
-        over = np.array(own["step_ms"] / base - 1, float)
-        row |= {"overhead": float(np.median(over))}
-        row |= {"overhead_low": over.min(), "overhead_high": over.max()}
+        overhead = np.array(rows_of_way["step_ms"] / base - 1, float)
+        row |= {"overhead": float(np.median(overhead))}
+        row |= {"overhead_low": overhead.min(), "overhead_high": overhead.max()}
         rows[way] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("way")

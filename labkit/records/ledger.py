@@ -1,6 +1,7 @@
-"""Who was fed which samples in which step, by hashes of the samples, and whether that adds up.
+"""The ledger of samples that each rank trained on, and a check that every sample counts once.
 
-It knows nothing of plans: what ranks have been fed is held against the samples that there are.
+The check compares hashes of the samples with the data set, and so does not rely on the plan that
+assigns samples to ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from labkit.common.safe_files import read_file
 SUFFIX = ".ledger"
 
 
-class Entry(NamedTuple):
-    """What a rank was fed in a step.
+class SampleRecord(NamedTuple):
+    """A ledger entry: the samples on which one rank trained in one step.
 
     Attributes:
-        step: of training, from 0.
-        rank: its number before any was gone.
-        world: how many ranks were gone; who was fed in an earlier world alone was fed in vain.
-        samples: a hash of each.
+        step: Training step, counted from 0.
+        rank: Number of the rank at the start of the run, before any failure.
+        world: Number of ranks that had failed before. If the step is repeated after more failures,
+            this entry does not count.
+        samples: Hash of each sample.
     """
 
     step: int
@@ -36,15 +38,15 @@ class Entry(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What a ledger comes to.
+    """The totals of an audited ledger.
 
     Attributes:
-        epochs, steps: that were taken.
-        lost: samples that an epoch lacks, over all epochs.
-        repeated: samples that came more than once in an epoch, or belong to none.
-        steps_repeated: steps that were begun and taken back.
-        steps_missing: steps that nobody was fed.
-        by_rank: samples that counted.
+        epochs, steps: Number of audited epochs, and number of steps with entries.
+        lost: Total number, over all epochs, of samples that an epoch lacks.
+        repeated: Total number of samples that an epoch repeats, or that are not in the data set.
+        steps_repeated: Number of rolled-back attempts of steps after failures.
+        steps_missing: Number of steps for which no rank has an entry.
+        by_rank: Number of counted samples by rank.
     """
 
     epochs: int
@@ -57,60 +59,60 @@ class Account(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Every sample came exactly once an epoch."""
+        """True if every sample of the data set occurs exactly once per epoch."""
         return not (self.lost or self.repeated or self.steps_missing)
 
 
 def hashes(leaves: Sequence[np.ndarray]) -> list[str]:
-    """Of each sample: the bytes of its row in every leaf."""
+    """Return a hash of each sample: of the bytes of its row in each array of the data set."""
     rows = zip(*([row.tobytes() for row in leaf] for leaf in leaves), strict=True)
     return [hashlib.blake2b(b"".join(row), digest_size=8).hexdigest() for row in rows]
 
 
-def line(entry: Entry) -> bytes:
-    """An entry as it is written: in one write, so that a rank may die after any of them."""
+def encode_entry(entry: SampleRecord) -> bytes:
+    """Return an entry as one line; a rank that dies while writing can damage only this line."""
     return json.dumps(entry).encode() + b"\n"
 
 
-def read(folder: Path) -> list[Entry]:
-    """The entries of all ranks; the last line of one that died may be torn."""
-    found = []
+def read(folder: Path) -> list[SampleRecord]:
+    """Return all ranks' entries, without the incomplete last line of a rank that died."""
+    entries = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        whole = read_file(path).rpartition(b"\n")[0]
-        found += [Entry(*json.loads(splitline)) for splitline in whole.splitlines()]
-    return found
+        lines = read_file(path).rpartition(b"\n")[0]
+        entries += [SampleRecord(*json.loads(splitline)) for splitline in lines.splitlines()]
+    return entries
 
 
-def check(
-    entries: Iterable[Entry], samples: Sequence[np.ndarray], steps: int, epochs: int
+def audit(
+    entries: Iterable[SampleRecord], samples: Sequence[np.ndarray], steps: int, epochs: int
 ) -> Account:
-    """Hold what was fed against all samples.
+    """Compare a ledger's entries with the data set, and return the totals.
 
     Args:
-        entries: of all ranks.
-        samples: arrays with a row a sample, as leaves of the data set.
-        steps: of an epoch.
-        epochs: that were trained.
+        entries: Entries of all ranks.
+        samples: Arrays of the data set (inputs, targets), each with one row per sample.
+        steps: Steps per epoch.
+        epochs: Number of trained epochs.
     """
-    by_step: dict[int, list[Entry]] = defaultdict(list)
+    by_step: dict[int, list[SampleRecord]] = defaultdict(list)
     for entry in entries:
         by_step[entry.step].append(entry)
-    counted = {step: _taken(found) for step, found in by_step.items()}
-    wanted, lost, repeated = Counter(hashes(samples)), 0, 0
+    counted = {step: _taken(group) for step, group in by_step.items()}
+    expected, lost, repeated = Counter(hashes(samples)), 0, 0
     for epoch in range(epochs):
         numbers = range(epoch * steps, (epoch + 1) * steps)
-        fed = Counter(s for n in numbers for each in counted.get(n, ()) for s in each.samples)
-        lost += (wanted - fed).total()
-        repeated += (fed - wanted).total()
+        fed = Counter(s for n in numbers for entry in counted.get(n, ()) for s in entry.samples)
+        lost += (expected - fed).total()
+        repeated += (fed - expected).total()
     by_rank: Counter[int] = Counter()
-    for entry in (each for found in counted.values() for each in found):
+    for entry in (entry for group in counted.values() for entry in group):
         by_rank[entry.rank] += len(entry.samples)
-    again = sum(len({each.world for each in found}) - 1 for found in by_step.values())
+    repeated_steps = sum(len({entry.world for entry in group}) - 1 for group in by_step.values())
     missing = sum(step not in counted for step in range(epochs * steps))
-    return Account(epochs, len(counted), lost, repeated, again, missing, dict(by_rank))
+    return Account(epochs, len(counted), lost, repeated, repeated_steps, missing, dict(by_rank))
 
 
-def _taken(found: Sequence[Entry]) -> list[Entry]:
-    """Those of the world in which the step was taken: the last."""
-    last = max(entry.world for entry in found)
-    return [entry for entry in found if entry.world == last]
+def _taken(entries: Sequence[SampleRecord]) -> list[SampleRecord]:
+    """Return the entries of a step's last attempt, which completed the step."""
+    last = max(entry.world for entry in entries)
+    return [entry for entry in entries if entry.world == last]

@@ -1,4 +1,4 @@
-"""From a run's rows to its metrics, by the rules of measurement."""
+"""The metrics of a run, computed from its history by fixed rules of measurement."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ import numpy as np
 from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
-from labkit.records.pace import applied, in_order, own_pace
+from labkit.records.pace import is_applied, is_asynchronous, with_end_times
 from labkit.records.result import RankResult, Row, WholeResult, memory_bytes
 from labkit.records.run import Run, flatten
 from labkit.records.store import Record
 
-WARM_UP = 10  # steps
+WARM_UP = 10  # number of warm-up steps after the first step
 
 
 def summarise(
     experiment: Experiment,
     rows: Sequence[Row],
     ranks: Mapping[int, RankResult],
-    whole: WholeResult,
+    whole_result: WholeResult,
 ) -> Record:
-    """The record of metrics.json.
+    """Return the record of metrics.json.
 
-    A step lasts as long as its slowest rank; where workers go at their own pace, a worker's own.
-    The first step (tracing) stands apart; 10 further steps warm up where there are more than twice
-    as many; the rest give median and spread, but for those that were looked at through a
-    microscope, unless all were.
+    A step lasts as long as on its slowest rank. With asynchronous workers, each worker's step
+    counts alone. The first step, which traces, is reported separately. In runs of more than 20
+    steps, the next 10 steps are warm-up. The remaining steps give the median, p10 and p90 of the
+    step time. Steps that measure compression statistics are excluded, unless all steps measure
+    them.
 
     Args:
-        experiment: what was run.
-        rows: history of all ranks.
-        ranks: what they returned, in their order; not those that died.
-        whole: what rank 0 said for all.
+        experiment: Experiment that was run.
+        rows: History rows of all ranks.
+        ranks: Results of the surviving ranks, in rank order.
+        whole_result: Results of the whole run, which rank 0 reports.
     """
-    # In the function: not all who read metrics measure any.
+    # The import is local, because most users of this module's functions do not need it.
     import psutil
 
     steps = _Steps.of(rows, experiment.seed)
-    # The first step also sends what is sent once: initial weights, sizes.
+    # The first step is left out, because it also sends one-time data, such as initial weights.
     later = [row for row in rows if row["step"] > 0] or rows
-    # Percentiles, not a deviation: steps have a least time and a long tail.
+    # Percentiles suit step times, which have a minimum and a long tail, better than a deviation.
     median, p10, p90 = (float(np.percentile(steps.timed, q)) for q in (50, 10, 90))
-    evaluation = {f"test_{name}": value for name, value in whole.evaluation.items()}
+    evaluation = {f"test_{name}": value for name, value in whole_result.evaluation.items()}
     cores = psutil.cpu_count(logical=True) or 1
-    # `test_loss` is always there: readers of the record may rely on it.
+    # The key `test_loss` is always present, so that readers can rely on it.
     return (
         {"test_loss": None}
         | evaluation
@@ -62,56 +63,56 @@ def summarise(
             "train_seconds": steps.whole,
             "payload_bytes_per_step": float(np.mean([row["payload_bytes"] for row in later])),
             "wire_bytes_per_step": float(np.mean([row["wire_bytes"] for row in later])),
-            **_between_hosts(later),
+            **_link_bytes(later),
             "clock": experiment.clock,
             "network": None if experiment.network is None else str(experiment.network),
-            "oversubscribed": _processes(experiment) * experiment.threads > cores,
+            "oversubscribed": _process_count(experiment) * experiment.threads > cores,
             "workers": experiment.workers,
             "threads": experiment.threads,
-            "exchange": whole.exchange,
+            "exchange": whole_result.exchange,
             "memory_bytes": memory_bytes(ranks.values()),
-            "memory": [{"rank": k} | asdict(each.memory) for k, each in ranks.items()],
+            "memory": [{"rank": k} | asdict(result.memory) for k, result in ranks.items()],
             "clocks": [
                 {"rank": k, "offset_s": offset.seconds, "within_s": offset.within}
                 for k, rank in ranks.items()
                 for offset in rank.offsets[-1:]
             ],
-            "partition": whole.partition,
-            **({"checkpoints": whole.checkpoints} if whole.checkpoints else {}),
+            "partition": whole_result.partition,
+            **({"checkpoints": whole_result.checkpoints} if whole_result.checkpoints else {}),
             "codec_ms_per_step": 1e3 * float(np.mean([row["codec_seconds"] for row in later])),
-            **_bad(experiment, list(ranks.values())),
-            "equivalence": whole.equivalence,
-            "faults": whole.faults,
-            "stretches": whole.stretches,
-            "epochs": whole.epochs,
+            **_nonfinite_values(experiment, list(ranks.values())),
+            "equivalence": whole_result.equivalence,
+            "faults": whole_result.faults,
+            "membership_history": whole_result.membership_history,
+            "epochs": whole_result.epochs,
         }
     )
 
 
-def _bad(experiment: Experiment, ranks: Sequence[RankResult]) -> Record:
-    """What was not finite, by step, rank and layer; nothing where all was."""
-    found = sorted((b for rank in ranks for b in rank.bad_numbers), key=lambda b: b["step"])
-    if not found:
+def _nonfinite_values(experiment: Experiment, ranks: Sequence[RankResult]) -> Record:
+    """Return a record of the non-finite values in training; {} if all values are finite."""
+    bad_values = sorted((b for rank in ranks for b in rank.nonfinite), key=lambda b: b["step"])
+    if not bad_values:
         return {}
-    steps = len({bad["step"] for bad in found})
-    return {"bad_numbers": {"policy": experiment.bad_numbers, "steps": steps, "found": found}}
+    steps = len({bad["step"] for bad in bad_values})
+    return {"nonfinite": {"policy": experiment.on_nonfinite, "steps": steps, "found": bad_values}}
 
 
-def _processes(experiment: Experiment) -> int:
-    """That compute at once: one plays all workers of the virtual clock."""
+def _process_count(experiment: Experiment) -> int:
+    """Return the number of concurrent processes, which is 1 on the virtual clock."""
     virtual = experiment.clock == "virtual"
     return 1 if virtual else experiment.strategy.processes(experiment.workers)
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """What steps took.
+    """The durations of the timed steps.
 
     Attributes:
-        timed: s, of those that count.
-        rate: samples a second of these; at the workers' own pace, of all that was applied after
-            the warm-up.
-        first, whole: s, of the first step and of all.
+        timed: Seconds of each timed step.
+        rate: Samples per second of all ranks; with asynchronous workers, samples of applied
+            gradients after the warm-up.
+        first, whole: Seconds of the first step, and of all steps together.
     """
 
     timed: np.ndarray
@@ -121,14 +122,14 @@ class _Steps:
 
     @classmethod
     def of(cls, rows: Sequence[Row], seed: int) -> _Steps:
-        """From the rows of all ranks."""
+        """Return the durations of steps, from the history rows of all ranks."""
         import pandas as pd
 
         history = pd.DataFrame(list(rows)).assign(seed=seed)
-        table, paced = in_order(history), own_pace(history)
+        table, paced = with_end_times(history), is_asynchronous(history)
         if "relative_error" not in table:
             table["relative_error"] = math.nan
-        table["samples"] = table["samples"].where(applied(table), 0)
+        table["samples"] = table["samples"].where(is_applied(table), 0)
         steps = table.groupby("step").agg(
             ended=("ended", "max"),
             seconds=("seconds", "max"),
@@ -138,7 +139,7 @@ class _Steps:
         first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
         ended, late = steps["ended"].to_numpy(), steps.iloc[first:]
         chosen = table[table["step"] >= first] if paced else late
-        # A look through the microscope encodes and decodes once more, which no other step does.
+        # A step with compression statistics compresses twice, and so takes longer than others.
         unseen = chosen[chosen["relative_error" if paced else "looked"].fillna(0) == 0]
         chosen = unseen if len(unseen) else chosen
         timed = chosen["seconds"].to_numpy(float)
@@ -149,30 +150,34 @@ class _Steps:
         return cls(timed, float(rate), float(ended[0]), float(ended[-1]))
 
 
-def _between_hosts(rows: Sequence[Row]) -> Record:
-    """What leaves a rank's host in a step, where ranks were on several."""
-    out = [row["link_bytes"] for row in rows if "link_bytes" in row]
-    return {"link_bytes_per_step": float(np.mean(out))} if out else {}
+def _link_bytes(rows: Sequence[Row]) -> Record:
+    """Return the mean bytes per step that a rank sends to other hosts; {} on a single host."""
+    link_bytes = [row["link_bytes"] for row in rows if "link_bytes" in row]
+    return {"link_bytes_per_step": float(np.mean(link_bytes))} if link_bytes else {}
 
 
 def aggregate(seeds: Sequence[Run]) -> Record:
-    """The metrics of repeats as one record: medians, `repeats`, and `spread` (key -> [min, max]).
+    """Return one record of metrics for several repeats: medians, `repeats` and `spread`.
 
-    Words that all repeats share stay; the gate's verdict is the worst of them. Epochs are matched
-    by their place. Raises LabkitError where no repeat completed.
+    `spread` maps each numeric metric to [minimum, maximum] over the repeats. Texts are those of the
+    first repeat. The equivalence verdict is the worst one of all repeats. Medians of epochs are
+    over epochs of the same index.
+
+    Raises:
+        LabkitError: No repeat has completed.
     """
     records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
     if not records:
-        raise LabkitError(f"none of {len(seeds)} repeats completed: there is nothing to aggregate")
+        raise LabkitError(f"none of {len(seeds)} repeats completed; there is nothing to aggregate")
     gates = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
     if gates:
-        # The worst: a failed verdict first, then the largest difference.
+        # The worst verdict is a failed one, or else that with the largest difference.
         rank = [
             (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
         ]
         merged["equivalence"] = gates[rank.index(max(rank))]
-    # Words take the first seed's; this one counts if it is true of any.
+    # Unlike texts, which come from the first repeat, this flag is set if it is set in any repeat.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
     merged["repeats"] = len(records)
     merged["spread"] = _spread(records)
@@ -180,23 +185,23 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
-    # Epochs are lists, and of verdicts the worst is told: a spread of neither says anything.
-    kept = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
-    flat = [flatten(record) for record in kept]
+    # Epochs are lists, and of verdicts only the worst counts, so they have no meaningful spread.
+    scalars = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
+    flat = [flatten(record) for record in scalars]
     columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}
     return {key: [min(values), max(values)] for key, values in columns.items() if values}
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """The median of numbers; of records by key, of lists by place; of anything else the first."""
+    """Return the median of values: of dicts by key, of lists by index; of texts the first one."""
     first = next((value for value in values if value is not None), None)
     if is_number(first):
         return statistics.median(value for value in values if is_number(value))
     if isinstance(first, dict):
-        # In the order in which the first repeat has them; a set would shuffle the file.
+        # The keys keep the order of the first repeat, which a set would shuffle.
         keys = dict.fromkeys(key for value in values if value for key in value)
         return {key: _median([value.get(key) for value in values if value]) for key in keys}
     if isinstance(first, list):
         length = min(len(value) for value in values if value is not None)
-        return [_median([value[place] for value in values if value]) for place in range(length)]
+        return [_median([value[index] for value in values if value]) for index in range(length)]
     return first

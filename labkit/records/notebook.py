@@ -1,4 +1,4 @@
-"""Executed notebooks as their files have them: bounded, and of the shape that readers expect."""
+"""Readers of executed notebook files, which limit the size and validate the structure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from labkit.common.safe_files import UnsafeFile, read_file
 from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
-LONGEST_NOTEBOOK = 2**27  # bytes; one full of figures has some ten millions
+MAX_NOTEBOOK_BYTES = 2**27  # bytes; a notebook with many figures has tens of millions
 
 
 def read_notebook(path: Path) -> Record:
-    """Return the record of an executed notebook of format 4.
+    """Return the JSON record of an executed notebook of format 4.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        LabkitError: it cannot be read, or is no such notebook.
+        FileNotFoundError: The file does not exist.
+        LabkitError: The file cannot be read, or is not a notebook of format 4.
     """
     try:
-        # A job's folder may be a stranger's: no link is followed there.
-        found = read_plain_json(read_file(path, LONGEST_NOTEBOOK), strict=False)
-        if reason := _unlike_notebook(found):
+        # A job's folder may come from another user, so the reader follows no symbolic links.
+        record_json = read_plain_json(read_file(path, MAX_NOTEBOOK_BYTES), strict=False)
+        if reason := _notebook_problem(record_json):
             raise NotPlain(reason)
     except (FileNotFoundError, UnsafeFile):
         raise
     except (NotPlain, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LabkitError(f"{path.parent.name}/{path.name} {reason}") from error
-    record: Record = dict(found) if isinstance(found, dict) else {}
+    record: Record = dict(record_json) if isinstance(record_json, dict) else {}
     return record
 
 
 def notebook_bytes(path: Path) -> bytes:
-    """Return what a notebook's file holds.
+    """Return the bytes of a notebook's file.
 
     Raises:
-        FileNotFoundError: it does not exist.
-        NotPlain: it cannot be read, or is longer than notebooks are.
+        FileNotFoundError: The file does not exist.
+        NotPlain: The file cannot be read, or is larger than the limit for notebooks.
     """
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # Reading a named pipe would block.
             raise FileNotFoundError(f"no file {path}")
-        if (size := path.stat().st_size) > LONGEST_NOTEBOOK:
-            raise NotPlain(f"has {size:,} bytes; a notebook has at most {LONGEST_NOTEBOOK:,}")
+        if (size := path.stat().st_size) > MAX_NOTEBOOK_BYTES:
+            raise NotPlain(f"has {size:,} bytes; a notebook has at most {MAX_NOTEBOOK_BYTES:,}")
         return path.read_bytes()
     except FileNotFoundError:
         raise
@@ -54,21 +54,21 @@ def notebook_bytes(path: Path) -> bytes:
         raise NotPlain(f"cannot be read: {error.strerror}") from error
 
 
-def _unlike_notebook(value: JSON) -> str | None:
-    """Return what readers would miss in a notebook, or None."""
+def _notebook_problem(value: JSON) -> str | None:
+    """Return what makes a value not a notebook of format 4, or None."""
     cells = value.get("cells") if isinstance(value, dict) else None
     if not isinstance(cells, list):
         return "is not a notebook of format 4: it has no list of cells"
-    return next((reason for cell in cells if (reason := _odd_cell(cell))), None)
+    return next((reason for cell in cells if (reason := _cell_problem(cell))), None)
 
 
-def _odd_cell(cell: Any) -> str | None:
+def _cell_problem(cell: Any) -> str | None:
     fields = {"cell_type": str, "metadata": dict, "source": str | list}
     odd = not isinstance(cell, dict) or not all(
         isinstance(cell.get(name), kind) for name, kind in fields.items()
     )
     if odd:
-        return f"is not a notebook of format 4: {short(cell)} is no cell"
+        return f"is not a notebook of format 4: {short(cell)} is not a cell"
     tags, outputs = cell["metadata"].get("tags", []), cell.get("outputs", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         return f"has a cell with the tags {short(tags)}"

@@ -1,4 +1,4 @@
-"""At whose pace a run went: a step of all ranks together, or each worker's own steps."""
+"""Steps of synchronous runs, common to all ranks, and of asynchronous runs, by worker."""
 
 from __future__ import annotations
 
@@ -10,47 +10,51 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def own_pace(history: pd.DataFrame) -> bool:
-    """Whether workers went on without each other, as with asynchronous servers or backups.
+def is_asynchronous(history: pd.DataFrame) -> bool:
+    """Return True if workers ran asynchronously, as with parameter servers or backup workers.
 
-    Then they have unequal numbers of steps, or gradients of weights that were old, or dropped.
+    Workers of asynchronous runs differ in their number of steps, or have stale or dropped
+    gradients.
     """
-    if "ranks" in history:  # of steps that those took who lived
+    if "ranks" in history:  # After a failure, only surviving ranks have steps.
         return False
     if history.groupby(["seed", "rank"]).size().nunique() > 1:
         return True
-    told = "staleness" in history and bool(history["staleness"].notna().any())
-    return told and bool((history["staleness"] != 0).any())
+    has_staleness = "staleness" in history and bool(history["staleness"].notna().any())
+    return has_staleness and bool((history["staleness"] != 0).any())
 
 
-def applied(history: pd.DataFrame) -> pd.Series[bool]:
-    """Whose gradient has changed the weights; what servers dropped has no staleness."""
-    known = history["staleness"].notna() if "staleness" in history else history["step"] < 0
-    return known if known.any() else history["step"] >= 0
+def is_applied(history: pd.DataFrame) -> pd.Series[bool]:
+    """Return a mask of gradients that changed the weights; dropped gradients lack a staleness."""
+    was_applied = history["staleness"].notna() if "staleness" in history else history["step"] < 0
+    return was_applied if was_applied.any() else history["step"] >= 0
 
 
-def in_order(history: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a column `ended`: for how many seconds their seed had trained by then.
+def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
+    """Return history rows with a column `ended`: seconds of training until the step's end.
 
-    Of workers at their own pace, `step` is numbered anew: as many applied gradients as there are
-    workers are one, in the order in which they were done. Else a step lasts as long as on its
-    slowest rank.
+    In synchronous runs, a step lasts as long as on its slowest rank. In asynchronous runs, `step`
+    is renumbered in the order of completion: each step has as many applied gradients as there are
+    workers.
     """
     rows = history.sort_values(["seed", "step", "rank"], kind="stable")
-    if not own_pace(rows):
+    if not is_asynchronous(rows):
         steps = rows.groupby(["seed", "step"])["seconds"].max().groupby("seed").cumsum()
         return rows.join(steps.rename("ended"), on=["seed", "step"])
     rows = rows.assign(ended=rows.groupby(["seed", "rank"])["seconds"].cumsum())
     rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
-    counts = applied(rows)
+    counts = is_applied(rows)
     done = counts.astype(int).groupby(rows["seed"]).cumsum()
-    # Not the stages of a replica behind which another one's gradient counts.
+    # Ranks without counted gradients are other stages of a replica, and not workers.
     workers = rows.loc[counts, "rank"].nunique()
     return rows.assign(step=(done - 1).clip(lower=0) // max(1, workers))
 
 
 def steps_until(run: Run, step: float) -> float:
-    """Steps of `in_order` that make this step as epochs count them: less where backups are late."""
+    """Convert a step of an epoch record to a step of `with_end_times`.
+
+    With backup workers there are fewer of these, because late gradients are dropped.
+    """
     strategy = run.experiment.get("strategy") or {}
-    backups = strategy.get("backups") or 0 if isinstance(strategy, dict) else 0
+    backups = strategy.get("backup_workers") or 0 if isinstance(strategy, dict) else 0
     return step * (1 - float(backups) / int(run.experiment.get("workers") or 1))

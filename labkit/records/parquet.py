@@ -1,4 +1,4 @@
-"""Parquet tables of runs, bounded by what they say they hold before anything is unpacked."""
+"""A reader of runs' Parquet tables that limits both their declared and their unpacked size."""
 
 from __future__ import annotations
 
@@ -11,97 +11,108 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MOST_CELLS = 2**25  # of a table; a step of a rank has some twenty
-MOST_COLUMNS = 1_000
-MOST_BYTES = 2**29  # unpacked
-FEW_ROWS, MANY_ROWS = 2**8, 2**14  # that are read at a time, of texts and of numbers
-LONGEST_SCHEMA = 2**20  # bytes of one name or note
-LARGEST = 2**53  # a whole number that stays one among others
-SPARSEST = 20  # rows that a table may lack for each that it has, where seeds end at other steps
-# Columns that say where a row belongs; none of theirs is empty.
-PLACES = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Others may stand for texts that are far longer than their bytes.
+MAX_CELLS = 2**25  # maximum values per table; one step of one rank has about twenty
+MAX_COLUMNS = 1_000
+MAX_BYTES = 2**29  # maximum unpacked bytes per table
+TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
+    2**8,
+    2**14,
+)  # rows per read, for text columns and for number columns
+MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name or note in the schema
+MAX_INTEGER = 2**53  # greatest integer up to which a float represents all integers
+MAX_SPARSITY = (
+    20  # maximum ratio of (seed, step) combinations to rows; seeds end at different steps
+)
+# Columns that identify a row, whose values are never missing.
+INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
+# Other encodings could expand to texts that are far longer than the encoded bytes.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 def read_parquet(content: bytes) -> pa.Table:
-    """Return a table of numbers, truths and texts.
+    """Return the table of numbers, booleans and texts in a Parquet file's content.
 
     Raises:
-        NotPlain: it has more rows or columns, or others, than tables of labkit's.
-        pyarrow.ArrowException, OSError, ValueError: it is damaged.
+        NotPlain: The table exceeds a limit or has columns that labkit does not write.
+        pyarrow.ArrowException, OSError, ValueError: The file is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    limits = {"thrift_string_size_limit": LONGEST_SCHEMA, "thrift_container_size_limit": 10**6}
+    limits = {"thrift_string_size_limit": MAX_SCHEMA_BYTES, "thrift_container_size_limit": 10**6}
     file = pq.ParquetFile(pa.BufferReader(content), **limits)
-    if reason := _too_large(file.metadata) or _odd_column(file.schema_arrow):
+    if reason := _size_problem(file.metadata) or _schema_problem(file.schema_arrow):
         raise NotPlain(reason)
-    # A text that a thousand rows share is a number in each of them, until its size is known.
+    # Read as dictionaries, repeated texts take memory once, until their unpacked size is known.
     texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts, **limits)
-    return _bounded(file)
+    return _read_bounded(file)
 
 
-def _bounded(file: pq.ParquetFile) -> pa.Table:
-    """Return a file's table, read bit by bit until it is too large.
+def _read_bounded(file: pq.ParquetFile) -> pa.Table:
+    """Return a file's table; stop with an error once its unpacked size exceeds the limit.
 
-    Arrow compares what a page unpacks to with the page's own header, and nothing with the footer:
-    by its words a chunk of gigabytes may be a small one.
+    Arrow checks the unpacked size of a page only against the page's header. The file's footer may
+    therefore declare a small size for a column chunk of gigabytes.
     """
     import pyarrow as pa
 
     columns, size = {}, 0
     for field in file.schema_arrow:
         name, parts = field.name, []
-        rows = FEW_ROWS if pa.types.is_dictionary(field.type) else MANY_ROWS
+        rows = TEXT_BATCH_ROWS if pa.types.is_dictionary(field.type) else NUMBER_BATCH_ROWS
         for batch in file.iter_batches(rows, columns=[name], use_threads=False):
             size += _size(batch.column(name))
-            if size > MOST_BYTES:
-                raise NotPlain(f"unpacks to more than {MOST_BYTES:,} bytes")
+            if size > MAX_BYTES:
+                raise NotPlain(f"unpacks to more than {MAX_BYTES:,} bytes")
             parts.append(batch.column(name).cast(_plain(field.type)))
         columns[name] = pa.chunked_array(parts, _plain(field.type))
     return pa.table(columns)
 
 
-def wrong_column(table: pa.Table, columns: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the columns of a table, or None.
+def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
+    """Return what is wrong with the columns of a table, or None if nothing is.
 
     Args:
-        table: as `read_parquet` returns it.
-        columns: that it must have, with their types as pandas calls them; others hold numbers.
+        table: Table from `read_parquet`.
+        columns: Required columns and their pandas types; all other columns hold numbers.
     """
     if missing := columns.keys() - set(table.column_names):
         return f"has no {', '.join(sorted(missing))}"
     for name in table.column_names:
-        if reason := _unlike(table[name], columns.get(name, "float64"), name in PLACES):
+        if reason := _type_problem(
+            table[name], columns.get(name, "float64"), name in INDEX_COLUMNS
+        ):
             return f"has no {reason} in {name}"
     seeds, steps = (_distinct(table, name) for name in ("seed", "step"))
-    if seeds * steps > SPARSEST * table.num_rows + MOST_CELLS // 64:
+    if seeds * steps > MAX_SPARSITY * table.num_rows + MAX_CELLS // 64:
         return f"has {seeds:,} seeds and {steps:,} steps in only {table.num_rows:,} rows"
     return None
 
 
-def _unlike(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | None:
-    """Return what a column should hold and does not, or None."""
+def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | None:
+    """Return the name of the type that a column should have, or None if it has the type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     types = pa.types
     is_whole = types.is_integer(column.type)
-    if types.is_null(column.type) and not is_place:  # such as why a layer is whole, where none is
+    if types.is_null(column.type) and not is_place:  # such as an optional text that no row has
         return None
     if kind == "object":
         return None if _is_text(column.type) else "texts"
     if kind != "int64":
-        # Of whole numbers with gaps pandas makes others.
-        fine = is_whole or types.is_floating(column.type) or types.is_boolean(column.type)
-        return None if fine else "numbers"
+        # Integers count as numbers too; pandas turns them into floats if values are missing.
+        is_numeric = is_whole or types.is_floating(column.type) or types.is_boolean(column.type)
+        return None if is_numeric else "numbers"
     if not is_whole or (is_place and column.null_count):
         return "whole numbers"
-    ends = pc.min_max(column).as_py().values()
-    return None if all(end is None or abs(end) < LARGEST for end in ends) else "small numbers"
+    bounds = pc.min_max(column).as_py().values()
+    return (
+        None
+        if all(bound is None or abs(bound) < MAX_INTEGER for bound in bounds)
+        else "small numbers"
+    )
 
 
 def _distinct(table: pa.Table, name: str) -> int:
@@ -110,34 +121,39 @@ def _distinct(table: pa.Table, name: str) -> int:
     return int(pc.count_distinct(table[name]).as_py()) if name in table.column_names else 0
 
 
-def _too_large(told: pq.FileMetaData) -> str | None:
-    """Return what of a file is beyond the limits by its own words, or None."""
-    if told.num_columns > MOST_COLUMNS:
-        return f"has {told.num_columns:,} columns; allowed are {MOST_COLUMNS:,}"
-    if told.num_rows * told.num_columns > MOST_CELLS or told.num_row_groups > MOST_CELLS // 64:
-        return f"has {told.num_rows:,} rows of {told.num_columns} columns; that is too many"
+def _size_problem(metadata: pq.FileMetaData) -> str | None:
+    """Return which declared size of a Parquet file exceeds a limit, or None."""
+    if metadata.num_columns > MAX_COLUMNS:
+        return f"has {metadata.num_columns:,} columns; allowed: at most {MAX_COLUMNS:,}"
+    if (
+        metadata.num_rows * metadata.num_columns > MAX_CELLS
+        or metadata.num_row_groups > MAX_CELLS // 64
+    ):
+        return (
+            f"has {metadata.num_rows:,} rows of {metadata.num_columns} columns, which is too many"
+        )
     cells = size = 0
-    for group in range(told.num_row_groups):
-        for place in range(told.num_columns):
-            chunk = told.row_group(group).column(place)
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(index)
             cells, size = cells + chunk.num_values, size + chunk.total_uncompressed_size
             if odd := set(chunk.encodings) - ENCODINGS:
-                return f"has a column in the encoding {min(odd)}; labkit writes none"
-            if cells > MOST_CELLS or size > MOST_BYTES:
-                return f"unpacks to more than {MOST_CELLS:,} values or {MOST_BYTES:,} bytes"
+                return f"has a column in the encoding {min(odd)}, which labkit does not write"
+            if cells > MAX_CELLS or size > MAX_BYTES:
+                return f"unpacks to more than {MAX_CELLS:,} values or {MAX_BYTES:,} bytes"
     return None
 
 
-def _odd_column(schema: pa.Schema) -> str | None:
+def _schema_problem(schema: pa.Schema) -> str | None:
     import pyarrow as pa
 
     if len(set(schema.names)) < len(schema.names):
-        return "has two columns of one name"
+        return "has two columns with the same name"
     for field in schema:
         kind = field.type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
         if not (plain or pa.types.is_boolean(kind) or _is_text(kind)):
-            return f"has a column of {str(kind)[:60]}; labkit writes numbers, truths and texts"
+            return f"has a column of {str(kind)[:60]}; labkit writes numbers, booleans and texts"
     return None
 
 
@@ -154,7 +170,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _size(part: pa.Array) -> int:
-    """Return the bytes of a part of a column with each of its texts written out."""
+    """Return the unpacked bytes of a part of a column: repeated texts count in every row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

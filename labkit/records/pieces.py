@@ -1,4 +1,4 @@
-"""The state of a training as data: named pieces, each a box of a whole tensor, in open files."""
+"""Training state in .npz files: named pieces of tensors, each of which is a box of a tensor."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
-_INDEX = "index"  # the array of a file that says what the others are, as UTF-8 of JSON
+_INDEX = "index"  # name of the array that describes the others, as UTF-8 JSON
 
 
-class Piece(NamedTuple):
-    """A box of a tensor.
+class TensorBox(NamedTuple):
+    """A piece of a tensor in the shape of a box (hyperrectangle).
 
     Attributes:
-        name: of the tensor, in terms of the whole model.
-        values: of the box.
-        whole: the shape of the tensor.
-        corner: where in it the box begins.
-        own: it is this rank's alone: others may hold another one of the same name and place.
+        name: Name of the tensor in the whole model.
+        values: Elements of the box.
+        whole: Shape of the whole tensor.
+        corner: Index, in the whole tensor, of the box's first element.
+        own: True if the tensor is local to one rank, so that other ranks may have other values;
+            default: False.
     """
 
     name: str
@@ -40,40 +41,42 @@ class Piece(NamedTuple):
     own: bool = False
 
     @classmethod
-    def alone(cls, name: str, values: np.ndarray) -> Piece:
-        """A whole tensor that only this rank has."""
+    def local(cls, name: str, values: np.ndarray) -> TensorBox:
+        """Return a whole tensor that is local to this rank."""
         return cls(name, values, values.shape, (0,) * values.ndim, own=True)
 
 
-def assembled(pieces: Sequence[Piece], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
-    """The box of this corner and shape, made of pieces of one tensor; of two the first counts.
+def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
+    """Assemble a box of a tensor, with this corner and shape, from pieces of the tensor.
+
+    Where pieces overlap, the elements of the first piece are used.
 
     Raises:
-        LabkitError: they leave a hole in it.
+        LabkitError: The pieces do not cover the whole box.
     """
-    found = np.empty(shape, pieces[0].values.dtype)
+    values = np.empty(shape, pieces[0].values.dtype)
     filled = np.zeros(shape, bool)
     for piece in reversed(pieces):
         start = np.maximum(piece.corner, corner)
         stop = np.minimum(
             np.add(piece.corner, piece.values.shape), np.add(corner, shape)
-        )  # of what both have
+        )  # start and stop of the intersection with the box
         if np.any(stop <= start):
             continue
-        there = tuple(map(slice, start - corner, stop - corner))
-        found[there] = piece.values[tuple(map(slice, start - piece.corner, stop - piece.corner))]
-        filled[there] = True
+        target = tuple(map(slice, start - corner, stop - corner))
+        values[target] = piece.values[tuple(map(slice, start - piece.corner, stop - piece.corner))]
+        filled[target] = True
     if not filled.all():
-        raise LabkitError(f"{pieces[0].name} is not whole in the checkpoint: a part is missing")
-    return found
+        raise LabkitError(f"{pieces[0].name} is incomplete in the checkpoint: a part is missing")
+    return values
 
 
-def packed(pieces: Iterable[Piece], told: Mapping[str, JSON]) -> bytes:
-    """One rank's pieces as what an .npz file holds.
+def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
+    """Return the content of an .npz file with one rank's pieces.
 
     Args:
-        pieces: what it holds.
-        told: what else there is to say of the rank; numbers may be infinite or none.
+        pieces: Pieces of the rank's training state.
+        record: Further state of the rank as JSON values; numbers may be infinite or NaN.
     """
     arrays: dict[str, Any] = {}
     index: list[JSON] = []
@@ -81,21 +84,24 @@ def packed(pieces: Iterable[Piece], told: Mapping[str, JSON]) -> bytes:
         values = np.ascontiguousarray(piece.values).reshape(piece.values.shape)
         arrays[str(number)] = values
         index.append([piece.name, piece.whole, piece.corner, piece.own, values.dtype.name])
-    words = json.dumps({"pieces": index, "told": told}).encode()
+    words = json.dumps({"pieces": index, "told": record}).encode()
     file = io.BytesIO()
     np.savez(file, **arrays | {_INDEX: np.frombuffer(words, np.uint8)})
     return file.getvalue()
 
 
-def write(path: Path, pieces: Iterable[Piece], told: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Write one rank's pieces as an .npz file; its size and checksum. Arguments: see `packed`."""
-    content = packed(pieces, told)
+def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Write one rank's pieces to an .npz file, and return its size in bytes and its checksum.
+
+    Args: See `pack`.
+    """
+    content = pack(pieces, record)
     store.write_atomically(path, content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-class Rank:
-    """What one rank has written; values are read when they are asked for."""
+class RankFile:
+    """The state file of one rank, whose tensors are read only on access."""
 
     def __init__(self, file: Path | bytes) -> None:
         self._name = "a rank's state" if isinstance(file, bytes) else f"the state in {file}"
@@ -103,71 +109,73 @@ class Rank:
         self._index: dict[tuple[bool, str], list[tuple[Any, ...]]] = {}
         with decoding(self._name):
             self._file = _arrays(content)
-            said = json.loads(self._file[_INDEX].tobytes())
-            self.told: dict[str, JSON] = said["told"]
-            for number, (name, *place, own, kind) in enumerate(said["pieces"]):
-                known = self._index.setdefault((own, name), [])
-                known.append((number, *map(tuple, place), kind))
+            content_index = json.loads(self._file[_INDEX].tobytes())
+            self.record: dict[str, JSON] = content_index["told"]
+            for number, (name, *place, is_local, kind) in enumerate(content_index["pieces"]):
+                entries = self._index.setdefault((is_local, name), [])
+                entries.append((number, *map(tuple, place), kind))
 
-    def own(self) -> dict[str, np.ndarray]:
-        """What this rank alone has had, by name."""
+    def local_tensors(self) -> dict[str, np.ndarray]:
+        """Return the tensors that are local to this rank, by name."""
         return {
             name: piece.values
-            for own, name in self._index
-            if own
-            for piece in self.pieces(name, own)
+            for is_local, name in self._index
+            if is_local
+            for piece in self.pieces(name, is_local)
         }
 
-    def pieces(self, name: str, own: bool) -> Iterator[Piece]:
-        """Its boxes of a tensor."""
-        for number, whole, corner, kind in self._index.get((own, name), ()):
+    def pieces(self, name: str, is_local: bool) -> Iterator[TensorBox]:
+        """Yield the rank's pieces of a tensor."""
+        for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                if values.dtype.kind == "V":  # of a type that NumPy itself does not know
+                if values.dtype.kind == "V":  # NumPy does not know the type, such as bfloat16
                     values = values.view(np.dtype(kind))
-            yield Piece(name, values, whole, corner, own)
+            yield TensorBox(name, values, whole, corner, is_local)
 
 
-class State:
-    """What the files of a checkpoint say together.
+class CheckpointState:
+    """The training state of all ranks, combined from the files of a checkpoint.
 
     Args:
-        files: of the ranks, or what they hold, by rank.
+        files: Paths of the state files, or their contents, by rank.
     """
 
     def __init__(self, files: Mapping[int, Path | bytes]) -> None:
         self._files = files
 
     @classmethod
-    def of(cls, folder: Path, ranks: int) -> Self:
-        """That of a folder, which so many ranks have written."""
-        return cls({rank: file_of(folder, rank) for rank in range(ranks)})
+    def from_folder(cls, folder: Path, ranks: int) -> Self:
+        """Return the training state in a checkpoint folder that `ranks` ranks have written."""
+        return cls({rank: rank_file(folder, rank) for rank in range(ranks)})
 
     @cached_property
-    def ranks(self) -> dict[int, Rank]:
-        """What each rank has written."""
-        return {rank: Rank(file) for rank, file in self._files.items()}
+    def ranks(self) -> dict[int, RankFile]:
+        """State file of each rank."""
+        return {rank: RankFile(file) for rank, file in self._files.items()}
 
-    def tensor(self, name: str) -> list[Piece]:
-        """All that ranks have of a tensor; first what several have alike."""
-        kinds = [(own, rank) for own in (False, True) for rank in self.ranks.values()]
-        return [piece for own, rank in kinds for piece in rank.pieces(name, own)]
+    def tensor(self, name: str) -> list[TensorBox]:
+        """Return all ranks' pieces of a tensor, first those of common tensors, then local ones."""
+        kinds = [(is_local, rank) for is_local in (False, True) for rank in self.ranks.values()]
+        return [piece for is_local, rank in kinds for piece in rank.pieces(name, is_local)]
 
-    def whole(self, name: str) -> np.ndarray | None:
-        """A whole tensor; None where no rank has had it."""
-        found = self.tensor(name)
-        return assembled(found, (0,) * len(found[0].whole), found[0].whole) if found else None
+    def full_tensor(self, name: str) -> np.ndarray | None:
+        """Return a whole tensor, assembled from all ranks, or None if no rank has a piece."""
+        pieces = self.tensor(name)
+        return assemble(pieces, (0,) * len(pieces[0].whole), pieces[0].whole) if pieces else None
 
 
 def _arrays(content: Any) -> Any:
-    """The arrays of an .npz file, which take as many bytes in memory as in the file."""
+    """Return the arrays of an .npz file, which must be uncompressed and unencrypted."""
     arrays = np.load(content, allow_pickle=False)
-    # The last bit of the flags: encrypted.
-    if any(each.compress_type != ZIP_STORED or each.flag_bits & 1 for each in arrays.zip.filelist):
-        raise ValueError("encrypted or compressed arrays, which labkit writes nowhere")
+    # Bit 0 of the flags marks an encrypted entry.
+    if any(
+        entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
+    ):
+        raise ValueError("encrypted or compressed arrays, which labkit does not write")
     return arrays
 
 
-def file_of(folder: Path, rank: int) -> Path:
-    """The file of a rank."""
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's state file."""
     return folder / f"rank{rank}.npz"

@@ -1,4 +1,4 @@
-"""What a process with devices of its own answers: what was placed where, and how long it took."""
+"""Measurements of device placement: the device of each operation, and its duration."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import TypeAlias
 from labkit.records.step_graph import StepGraph
 from labkit.simulate.placement import TaskGraph
 
-Row: TypeAlias = dict[str, str | int | float | bool]  # of a table
-WAY = "product, with the copies"  # there and back, as rows of speeds call it
+Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
+WAY = "product, with the copies"  # label of matrix products timed with their copies
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What was found before anything is placed by a rule of ours.
+class PlacementMeasurements:
+    """Measurements of devices and operations, which labkit makes before it tries placement plans.
 
     Attributes:
-        listed: all logical devices.
-        kernels: rows of TensorFlow's registry: op, device, types.
-        rules: rows of what was asked of the placer, and what it did.
-        scoped: the step with a device scope a tower, as it ran.
-        log: device by node, as TensorFlow's placement log says it of the same step.
-        tasks: the step without scopes, with the time and bytes of each operation.
-        links: rows of copies between two logical devices: bytes, seconds.
-        latency, bandwidth: of such a copy, s and bytes/s.
-        dispatch: s that an operation takes beside its computation.
-        speeds: rows of products and copies by size, where there is a GPU.
+        listed: Names of all logical devices that TensorFlow lists.
+        kernels: Rows of TensorFlow's kernel registry: op, device, types.
+        rules: Rows of tests of TensorFlow's placer: requested device and resulting device.
+        scoped: Executed graph of a step with one device scope per tower (parallel branch of the
+            model).
+        log: Device of each graph node, from TensorFlow's placement log of the step in `scoped`.
+        tasks: Graph of a step without device scopes, with the seconds and bytes of each operation.
+        links: Rows of timed copies between two logical devices: bytes, seconds.
+        latency, bandwidth: Fixed seconds per copy, and bytes/s of a copy, between two logical
+            devices.
+        dispatch: Seconds of overhead for each operation in addition to its computation.
+        speeds: Rows of timed matrix products and copies by size; empty without a GPU.
     """
 
     listed: Sequence[str]
@@ -44,15 +46,15 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A plan that was carried out.
+class PlanMeasurement:
+    """The measurement of an executed placement plan.
 
     Attributes:
-        name: of the plan.
-        seconds: of each step.
-        losses: of the first steps.
-        copies: tensors and signals that TensorFlow sent between devices in a step.
-        graph: what ran.
+        name: Name of the plan.
+        seconds: Duration of each step.
+        losses: Training losses of the first steps, to compare plans.
+        copies: Number of tensors and signals that TensorFlow sends between devices in a step.
+        graph: Graph that TensorFlow executed under the plan.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The executor's ready queue, replayed from a step that ran: counts that fall to zero, waits."""
+"""A replay of TensorFlow's ready queue for a traced step: dependency counts and waiting times."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import Operation, StepGraph
 
-RESOLUTION = 1e-6  # s; events of one thread may touch, and those of two are read by two clocks
+RESOLUTION = 1e-6  # seconds by which the clocks of two threads may differ
 
 
 @dataclass(frozen=True)
-class Served:
-    """An operation on its way through the queue; times in s after the step began.
+class QueuedOperation:
+    """The path of an operation through the ready queue. Times are seconds from the step's start.
 
     Attributes:
-        operation: which.
-        needs: inputs and control inputs, each of which it has to wait for.
-        ready: when the last of them had ended: its count of unresolved dependencies fell to zero.
-        start, stop: when it ran. Constants and arguments, of which TensorFlow's profiler has no
-            event, for nothing is computed, end as soon as they are ready.
-        timed: whether there is an event.
+        operation: Operation that was executed.
+        needs: Number of inputs and control inputs for which the operation waits before it starts.
+        ready: Time at which the last dependency ended, so that no dependency is unresolved.
+        start, stop: Times of execution. TensorFlow's profiler has no events for constants and
+            arguments. Such operations count as ended as soon as they are ready.
+        timed: True if the profiler has an event for the operation.
     """
 
     operation: Operation
@@ -35,17 +35,17 @@ class Served:
 
     @property
     def wait(self) -> float:
-        """Seconds in the queue: it could have run, and no thread was free or knew of it."""
+        """Seconds in the queue, between readiness and start."""
         return self.start - self.ready
 
 
 class Moment(NamedTuple):
-    """What the executor holds at a time.
+    """The state of TensorFlow's executor at one time.
 
     Attributes:
-        time: s after the step began.
-        unresolved: by the name of each operation, how many of its dependencies have not ended.
-        queued, running, done: names.
+        time: Seconds from the start of the step.
+        unresolved: Number of unfinished dependencies of each operation, by its name.
+        queued, running, done: Names of the queued, running and finished operations.
     """
 
     time: float
@@ -57,98 +57,101 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadyQueue:
-    """All operations of a step, in the order in which they became ready.
+    """All operations of a step, in the order in which they become ready.
 
     Attributes:
-        served: a row each.
-        before: by name, those whose end each waits for, as often as it waits for them.
+        served: One entry per operation, sorted by the time of readiness.
+        before: Names of each operation's dependencies; a name repeats if several of its outputs are
+            used.
     """
 
-    served: tuple[Served, ...]
+    served: tuple[QueuedOperation, ...]
     before: Mapping[str, tuple[str, ...]]
 
     def at(self, time: float) -> Moment:
-        """The state just after everything has happened that happens at this time."""
-        ended = {each.operation.name for each in self.served if each.stop <= time}
+        """Return the executor's state after all events up to and including a time."""
+        ended = {entry.operation.name for entry in self.served if entry.stop <= time}
         unresolved = {
-            name: sum(each not in ended for each in before) for name, before in self.before.items()
+            name: sum(entry not in ended for entry in before)
+            for name, before in self.before.items()
         }
-        queued = [each for each in self.served if each.ready <= time < each.start]
-        running = [each for each in self.served if each.start <= time < each.stop]
+        queued = [entry for entry in self.served if entry.ready <= time < entry.start]
+        running = [entry for entry in self.served if entry.start <= time < entry.stop]
         return Moment(
             time,
             unresolved,
-            tuple(each.operation.name for each in queued),
-            tuple(each.operation.name for each in running),
+            tuple(entry.operation.name for entry in queued),
+            tuple(entry.operation.name for entry in running),
             tuple(name for name in unresolved if name in ended),
         )
 
     def moments(self) -> list[Moment]:
-        """The state each time that an operation with an event has begun or ended.
+        """Return the executor's state at each start and end of an operation with a profiler event.
 
-        What happens within the clock's resolution is one moment.
+        Events that lie closer together than the clock's resolution count as one moment.
         """
-        times = {t for each in self.served if each.timed for t in (each.start, each.stop)}
-        kept: list[float] = []
+        times = {t for entry in self.served if entry.timed for t in (entry.start, entry.stop)}
+        distinct_times: list[float] = []
         for time in sorted(times, reverse=True):
-            # The last of several that cannot be told apart.
-            if not kept or kept[-1] - time > RESOLUTION:
-                kept.append(time)
-        return [self.at(time) for time in reversed(kept)]
+            # Of several times that the clock cannot distinguish, the last one is used.
+            if not distinct_times or distinct_times[-1] - time > RESOLUTION:
+                distinct_times.append(time)
+        return [self.at(time) for time in reversed(distinct_times)]
 
-    def early(self, resolution: float = RESOLUTION) -> list[str]:
-        """Operations that would have started before an input of theirs had ended: there is none."""
-        return [each.operation.name for each in self.served if each.wait < -resolution]
+    def started_early(self, resolution: float = RESOLUTION) -> list[str]:
+        """Return the operations that start before their inputs end; a correct trace has none."""
+        return [entry.operation.name for entry in self.served if entry.wait < -resolution]
 
     @property
-    def waited(self) -> list[Served]:
-        """Those with an event, the longest in the queue first."""
-        timed = [each for each in self.served if each.timed]
-        return sorted(timed, key=lambda each: each.wait, reverse=True)
+    def waited(self) -> list[QueuedOperation]:
+        """Operations with a profiler event, by decreasing time in the queue."""
+        timed = [entry for entry in self.served if entry.timed]
+        return sorted(timed, key=lambda entry: entry.wait, reverse=True)
 
 
 def ready_queue(graph: StepGraph) -> ReadyQueue:
-    r"""Replay a traced step.
+    r"""Replay the ready queue of a traced step.
 
-    An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\), or
-    without any when the first operation starts; it then waits in the queue until it starts. A copy
-    between devices counts with what was copied, for TensorFlow's profiler does not show when sends
-    and receives ran.
+    An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\). An
+    operation without dependencies is ready when the first operation starts. A ready operation waits
+    in the queue until it starts. A copy between devices counts with its source operation, because
+    TensorFlow's profiler does not show when sends and receives run.
 
     Args:
-        graph: of `labkit.worker.executed_step`, without loops, in which an operation runs once.
+        graph: Step graph from `labkit.worker.executed_step`; the graph must have no loops.
 
     Raises:
-        LabkitError: no operation of the step has an event.
+        LabkitError: No operation of the step has a profiler event.
 
     Source: Abadi et al. 2016, *TensorFlow: Large-scale machine learning on heterogeneous
-    distributed systems*, section 3.1 (arXiv:1603.04467): a count a node, and a ready queue.
+    distributed systems*, section 3.1 (arXiv:1603.04467): a count of unresolved dependencies per
+    node, and a ready queue.
     """
     operations = {operation.name: operation for operation in graph.operations}
     before: dict[str, list[str]] = {name: [] for name in operations}
     for flow in graph.flows:
         before[flow.target].append(flow.source)
-    served: dict[str, Served] = {}
-    # Before that the step was in Python's hands, and no executor had a queue.
+    served: dict[str, QueuedOperation] = {}
+    # The queue begins with the first operation, because only Python code runs before.
     starts = [operation.start for operation in graph.operations if not math.isnan(operation.start)]
     if not starts:
         raise LabkitError("no operation of this step has times: trace it with step_graph")
-    begin = min(starts)
+    first_start = min(starts)
     for name in _in_order(before):
-        ready = max((served[each].stop for each in before[name]), default=begin)
-        served[name] = _served(operations[name], len(before[name]), ready)
-    rows = sorted(served.values(), key=lambda each: (each.ready, each.start))
-    return ReadyQueue(tuple(rows), {name: tuple(each) for name, each in before.items()})
+        ready = max((served[source].stop for source in before[name]), default=first_start)
+        served[name] = _queued_operation(operations[name], len(before[name]), ready)
+    rows = sorted(served.values(), key=lambda entry: (entry.ready, entry.start))
+    return ReadyQueue(tuple(rows), {name: tuple(sources) for name, sources in before.items()})
 
 
-def _served(operation: Operation, needs: int, ready: float) -> Served:
+def _queued_operation(operation: Operation, needs: int, ready: float) -> QueuedOperation:
     timed = not math.isnan(operation.start)
     start, stop = (operation.start, operation.stop) if timed else (ready, ready)
-    return Served(operation, needs, ready, start, stop, timed)
+    return QueuedOperation(operation, needs, ready, start, stop, timed)
 
 
 def _in_order(before: Mapping[str, list[str]]) -> Iterator[str]:
-    """Names, each behind all that it waits for: as the counts of a queue fall to zero."""
+    """Yield the names in topological order: each name follows all its dependencies."""
     counts = {name: len(needs) for name, needs in before.items()}
     after: dict[str, list[str]] = {name: [] for name in before}
     for name, needs in before.items():
@@ -158,7 +161,7 @@ def _in_order(before: Mapping[str, list[str]]) -> Iterator[str]:
     while ready:
         name = ready.pop()
         yield name
-        for each in after[name]:
-            counts[each] -= 1
-            if counts[each] == 0:
-                ready.append(each)
+        for successor in after[name]:
+            counts[successor] -= 1
+            if counts[successor] == 0:
+                ready.append(successor)

@@ -1,8 +1,8 @@
-"""What this user has started: only that is ended by `labkit stop`.
+"""The registry of processes and job arrays that this user started, which `labkit stop` may end.
 
-It stands in the private state folder, which outlives a login and which login nodes share. A record
-in a runs folder may name any process or job of Slurm's, for whoever may write there; what it names
-is shown, and never signalled.
+The registry lies in the user's private state folder, which outlives a login and which login nodes
+share. A record in a runs folder may name any process or Slurm job, because other users may write to
+that folder. labkit shows the process that such a record names, but never signals the process.
 """
 
 from __future__ import annotations
@@ -20,72 +20,77 @@ from labkit.common.paths import state_folder
 from labkit.records import store
 from labkit.records.store import Record
 
-PROCESSES, ARRAYS = "processes", "arrays"  # kinds of entries
+PROCESSES, ARRAYS = "processes", "arrays"  # kinds of registry entries
 
 
 @contextmanager
 def registration(folder: Path) -> Iterator[None]:
-    """Name this process as the one that works on a job or sweep, as long as the block runs.
+    """Register this process as the worker of a job or sweep while the context is active.
 
     Args:
-        folder: of the job or sweep.
+        folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # Slurm ends it
+    if store.ELEMENT in os.environ:  # Slurm itself ends the tasks of a job array.
         yield
         return
-    entry = this = None
+    entry = identity = None
     try:
-        entry, this = _process(folder), store.this_process() | {"machine": _machine()}
-        store.write_json(entry, this)
-    except (OSError, LabkitError) as error:  # to run is worth more than to be stopped from afar
-        print(f"labkit stop will not end {folder.name}: {error}", file=sys.stderr, flush=True)
+        entry, identity = _process(folder), store.this_process() | {"machine": _machine()}
+        store.write_json(entry, identity)
+    except (OSError, LabkitError) as error:  # A run without a registry entry is better than none.
+        print(
+            f"labkit stop will not be able to end {folder.name}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         yield
     finally:
-        # A later attempt in the same folder may have taken the entry.
-        if entry is not None and this is not None and _same(_read(entry), this):
+        # A later worker in the same folder may have replaced the registry entry.
+        if entry is not None and identity is not None and _matches(_read(entry), identity):
             entry.unlink(missing_ok=True)
 
 
 def process(folder: Path) -> Record | None:
-    """The process that works, or has worked until it was killed, on a job or sweep."""
-    found = _read(_process(folder))
-    return found if found and found.get("machine") == _machine() else None
+    """Return the registered process of a job or sweep on this machine, or None."""
+    entry = _read(_process(folder))
+    return entry if entry and entry.get("machine") == _machine() else None
 
 
 def add_array(folder: Path, number: str) -> None:
-    """Note that Slurm runs members of a sweep as the job array of this number."""
+    """Record the number of a Slurm job array that runs notebooks of a sweep."""
     entry = _entry(ARRAYS, folder)
     store.write_json(entry, {"arrays": [*arrays(folder), number]})
 
 
 def arrays(folder: Path) -> list[str]:
-    """The numbers of the job arrays that this user has submitted for a sweep."""
+    """Return the numbers of the job arrays that this user has submitted for a sweep."""
     return list((_read(_entry(ARRAYS, folder)) or {}).get("arrays", []))
 
 
 def forget_arrays(folder: Path) -> None:
-    """Note that no element of a sweep is left in Slurm's queue."""
+    """Remove a sweep's job arrays from the registry, once all their tasks have left Slurm."""
     _entry(ARRAYS, folder).unlink(missing_ok=True)
 
 
 def _machine() -> str:
-    """This machine since its start, and the numbers of processes that hold here."""
-    # Containers and hosts may share a state folder, and a reboot gives numbers anew.
+    """Return an identifier of this machine's boot and of this process's pid namespace."""
+    # Containers and hosts may share a state folder, and after a reboot Linux reuses process
+    # numbers.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()
 
 
 def _process(folder: Path) -> Path:
-    # Machines that share a home may have folders of the same path on disks of their own.
+    # Machines that share a home folder may each have a local folder of the same path.
     return _entry(PROCESSES, folder, _machine())
 
 
 def _entry(kind: str, folder: Path, machine: str = "") -> Path:
-    # Resolved: who asks may stand in another folder, or come by a link.
+    # The path is resolved, because callers may use another working directory or a symbolic link.
     path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
     return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 
@@ -94,5 +99,5 @@ def _read(entry: Path) -> Record | None:
     return store.read_json(entry) if entry.exists() else None
 
 
-def _same(one: Record | None, other: Record) -> bool:
+def _matches(one: Record | None, other: Record) -> bool:
     return one is not None and all(one.get(name) == value for name, value in other.items())

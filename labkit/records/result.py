@@ -1,4 +1,4 @@
-"""What a rank hands over when its training has ended: each record that it makes is a field."""
+"""The result that a rank returns at the end of training."""
 
 from __future__ import annotations
 
@@ -10,69 +10,71 @@ from labkit.common.canonical_json import JSON
 
 if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
-    from labkit.exchange import Bad
+    from labkit.exchange import BadValues
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
 
-Row: TypeAlias = Mapping[str, float]  # of a step; `store.HISTORY_COLUMNS` names what it has
+Row: TypeAlias = Mapping[str, float]  # one training step; `store.HISTORY_COLUMNS` lists the columns
 Rows: TypeAlias = list[dict[str, JSON]]
 Event: TypeAlias = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 
 
-class Place(TypedDict):
-    """Where a run first differs from what it is held against.
+class FirstDifference(TypedDict):
+    """The place where a run first differs from its reference run.
 
-    In this step everything before the operation was right: "initial weights", "batch" (the rows
-    fed are other ones), "gradient", "mean", "round" (of the schedule that sums), "bucket" (packing
-    and reading), "optimizer", or "collection" of the trained weights.
+    All earlier operations of the step agree. `operation` names the differing one: "initial
+    weights", "batch" (different rows), "gradient", "mean", "round" (of the reduction schedule),
+    "bucket" (packing and unpacking), "optimizer", or "collection" of the trained weights.
     """
 
     step: int
     layer: str
-    rank: int | None  # None: all that have this layer
+    rank: int | None  # None: all ranks that hold this layer differ
     operation: str
     bucket: int | None
-    round: int | None  # from 1
+    round: int | None  # round of the reduction schedule, counted from 1
     expected: float
     found: float
 
 
 class Verdict(TypedDict):
-    """What the equivalence gate has found, and of one that failed where, if it could tell."""
+    """The verdict of the equivalence check, and the place of the first difference if it failed."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
     tolerance: float | None
     reason: str
-    place: NotRequired[Place]
+    place: NotRequired[FirstDifference]
 
 
-def told(place: Place) -> str:
-    """A place in words."""
-    whose = "" if place["rank"] is None else f" on rank {place['rank']}"
+def place_text(place: FirstDifference) -> str:
+    """Return as text where a run first differs from its reference run."""
+    location = "" if place["rank"] is None else f" on rank {place['rank']}"
     parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
-    within = f" ({', '.join(parts)})" if parts else ""
+    details = f" ({', '.join(parts)})" if parts else ""
     return (
-        f"first in step {place['step']}: {place['operation']} of {place['layer']}{whose}{within}, "
+        f"first in step {place['step']}: {place['operation']} of {place['layer']}"
+        f"{location}{details}, "
         f"{place['found']:.9g} instead of {place['expected']:.9g}"
     )
 
 
 @dataclass(frozen=True)
 class WholeResult:
-    """What is known of a run once, and not by each rank.
+    """Results of a whole run, in contrast to the results of each rank.
 
     Attributes:
-        epochs: metrics after each epoch.
-        evaluation: metrics of the held-out rows by the trained model.
-        equivalence: of the gate.
-        environment: versions and hardware.
-        exchange: how gradients met, and why so; None where they did not.
-        partition: where the model was cut into stages; None where it was not.
-        checkpoints: how many, at what cost; None where none were asked for.
-        faults: ranks that training has outlived, with what each has cost, s.
-        stretches: from which step on which ranks trained.
-        model: the bytes of a .keras file; None for a model that Keras cannot save.
+        epochs: Metrics after each epoch.
+        evaluation: Metrics of the trained model on held-out samples.
+        equivalence: Verdict of the equivalence check.
+        environment: Versions of packages, and hardware of the machine.
+        exchange: Method of gradient exchange and the reason for its choice; None without an
+            exchange.
+        partition: Positions at which the model is cut into stages; None for an uncut model.
+        checkpoints: Number and cost of checkpoints; None if the run writes no checkpoints.
+        faults: Rank failures that training survived, with the seconds that each cost.
+        membership_history: First step of each set of ranks that trained together.
+        model: Bytes of the trained model's .keras file; None for a model that Keras cannot save.
     """
 
     epochs: list[dict[str, float]]
@@ -80,7 +82,7 @@ class WholeResult:
     equivalence: Verdict
     environment: Mapping[str, JSON] = field(default_factory=dict)
     faults: Rows = field(default_factory=list)
-    stretches: Rows = field(default_factory=list)
+    membership_history: Rows = field(default_factory=list)
     exchange: Mapping[str, JSON] | None = None
     partition: Mapping[str, JSON] | None = None
     checkpoints: Mapping[str, JSON] | None = None
@@ -89,20 +91,21 @@ class WholeResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank returns.
+    """The result of one rank.
 
     Attributes:
-        rows: its history, a row a step.
-        memory: the bytes that it keeps, by kind, measured and predicted.
-        peak: the most bytes that its process has taken.
-        stopped: whether someone has ended its training early.
-        timeline: what it did when, see `labkit.exchange.Timeline`.
-        offsets: of its clock against rank 0's, before the training and after it.
-        microscope: what compression did to its gradients.
-        bad_numbers: gradients and losses that were not finite.
-        interleaving: what servers did with each gradient, see `labkit.programs.event_log.EventLog`.
-        layers: how each layer of a model in slices was cut, and what it has sent of it.
-        whole: what rank 0 says for all.
+        rows: History of the rank, with one row per step.
+        memory: Bytes that the rank holds, by kind, measured and predicted.
+        peak: Peak memory of the process in bytes.
+        stopped: True if the user stopped training early; default: False.
+        timeline: Timed events, see `labkit.exchange.Timeline`.
+        offsets: Clock offsets to rank 0, measured before and after training.
+        compression_stats: Rows with statistics of gradient compression.
+        nonfinite: Gradients and losses that were not finite.
+        update_log: The parameter servers' events for each gradient, see
+            `labkit.programs.event_log.EventLog`.
+        layers: Slicing of each layer under tensor parallelism, and the bytes that the layer sends.
+        whole: Results of the whole run, on rank 0; None on other ranks.
     """
 
     rows: Sequence[Row]
@@ -111,17 +114,17 @@ class RankResult:
     stopped: bool = False
     timeline: Sequence[Event] = ()
     offsets: Sequence[Offset] = ()
-    microscope: Rows = field(default_factory=list)
+    compression_stats: Rows = field(default_factory=list)
     layers: Sequence[LayerRow] = ()
-    bad_numbers: Sequence[Bad] = ()
-    interleaving: Sequence[Row] = ()
+    nonfinite: Sequence[BadValues] = ()
+    update_log: Sequence[Row] = ()
     whole: WholeResult | None = None
 
 
 def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence[Event]:
-    """A rank's events by the clock of rank 0; between two measurements clocks drift evenly.
+    """Return a rank's events with times on the clock of rank 0; clock drift counts as linear.
 
-    Clocks whose difference is within what can be measured are one, as on one host.
+    If all measured offsets are within their error, as on one host, times are not changed.
     """
     if all(abs(offset.seconds) <= offset.within for offset in offsets):
         return events
@@ -129,20 +132,23 @@ def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence
 
     moments, seconds = [offset.moment for offset in offsets], [offset.seconds for offset in offsets]
 
-    def told(time: float) -> float:
+    def corrected(time: float) -> float:
         return time - float(np.interp(time, moments, seconds))
 
     return [
-        (kind, step, bucket, told(start), told(stop)) for kind, step, bucket, start, stop in events
+        (kind, step, bucket, corrected(start), corrected(stop))
+        for kind, step, bucket, start, stop in events
     ]
 
 
 def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
-    """The bytes of the rank that needs most: of each kind, and of the whole process.
+    """Return the maximum over ranks of the bytes of each kind, and of the process's peak memory.
 
-    Gradients have the dtype of the weights. Under a mixed policy weights stay float32 and are
-    cast where they are used, so that policies differ in activations.
+    Gradients have the dtype of the weights. Under a mixed precision policy, weights stay float32
+    and are cast on use, so that only the activations depend on the policy.
     """
-    # The rank that needs most decides whether a job fits a machine.
-    found = [result.memory.trained() | {"peak": result.peak} for result in results]
-    return {kind: max(own[kind] for own in found) for kind in found[0]}
+    # The rank that needs the most memory decides whether a job fits a machine.
+    bytes_by_rank = [result.memory.trained() | {"peak": result.peak} for result in results]
+    return {
+        kind: max(rank_bytes[kind] for rank_bytes in bytes_by_rank) for kind in bytes_by_rank[0]
+    }

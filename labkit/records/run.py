@@ -1,4 +1,4 @@
-"""A finished (or failed, or still running) run, read from its directory when asked."""
+"""Runs, whose files are read lazily; a run may be running, completed or failed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.html import card, curve, folded, pairs, preformatted
+from labkit.common.renamed import refuse_former_attributes
 from labkit.common.safe_files import open_file
 from labkit.common.units import number_text
-from labkit.records import store
-from labkit.records.scan import Found, find_runs
+from labkit.records import renamed, store
+from labkit.records.scan import RunRecords, find_runs
 from labkit.records.shape import TABLES
 from labkit.records.store import Record
 
@@ -37,34 +38,35 @@ KEY_METRICS = (
 )
 
 
+@refuse_former_attributes
 @dataclass(frozen=True)
 class Run:
-    """One run: parameters, metrics, history, environment, trained model, the gate's verdict."""
+    """A training run with its parameters, metrics, history, environment, model and verdict."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The directory's name: `<label>-<hash8>`, with -2, -3 … for later runs of the same."""
-        given = self.path.name  # none, where the run is the folder that one stands in
-        return given if given not in ("", "..") else self.path.resolve().name
+        """Name of the directory: `<label>-<hash8>`, followed by -2, -3 … for repeated runs."""
+        name = self.path.name  # The name is empty if the path is the current folder.
+        return name if name not in ("", "..") else self.path.resolve().name
 
     @cached_property
     def experiment(self) -> Record:
-        """The parameters: the experiment's fields as they were, without the schema version."""
+        """Fields of the experiment by name, without the schema version."""
         return _without_schema(store.read_json(self.path / "experiment.json"))
 
     @property
     def status(self) -> Record:
-        """state, started, ended, cause, rank …, as they are now."""
+        """Current status: state, started, ended, cause, rank …"""
         return self.__dict__.get("_final") or store.read_status(self.path)
 
     @property
     def metrics(self) -> Record:
-        """The results; empty unless the run completed."""
-        # Written once, when the ranks have ended: what is there is kept, what is not may yet come.
-        known = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
-        return self._metrics if known else {}
+        """Results of the run by name; empty before the run has results."""
+        # Metrics are written once, at the end of the run. An existing file is therefore cached.
+        is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
+        return self._metrics if is_written else {}
 
     @cached_property
     def _metrics(self) -> Record:
@@ -72,7 +74,7 @@ class Run:
 
     @property
     def history(self) -> pandas.DataFrame:
-        """One row a step and rank (store.HISTORY_COLUMNS); no rows before the run completed."""
+        """One row per step and rank (store.HISTORY_COLUMNS); empty until the run has results."""
         if (self.path / "history.parquet").exists():
             return self._history
         return store.empty_table(store.HISTORY_COLUMNS)
@@ -83,47 +85,58 @@ class Run:
 
     @cached_property
     def timeline(self) -> pandas.DataFrame:
-        """What each rank did when: rank, kind, step, bucket, start, stop (s); empty without ranks.
+        """Timed events of each rank: rank, kind, step, bucket, start, stop (seconds).
 
-        Kinds as in `labkit.exchange.Timeline`; the clock starts with the first event.
+        `labkit.exchange.Timeline` lists the kinds. The clock starts with the first event.
         """
         return self._table("timeline")
 
     @cached_property
-    def microscope(self) -> pandas.DataFrame:
-        """What compression did to each gradient: step, rank, bucket, layer, relative_error, cosine,
-        residual_norm, bits_per_parameter, fraction_sent; empty without `microscope`.
+    def compression_stats(self) -> pandas.DataFrame:
+        """Compression statistics of each gradient; empty without `compression_stats_every`.
+
+        Columns: step, rank, bucket, layer, relative_error, cosine, residual_norm,
+        bits_per_parameter, fraction_sent.
         """
-        return self._table("microscope")
+        return self._table("compression_stats")
 
     @cached_property
-    def interleaving(self) -> pandas.DataFrame:
-        """What servers did with each gradient: server, update (its number there; -1: dropped),
-        worker, step, version (of the weights that it is of), staleness, rows, sent, delivered,
-        applied (s of the run's clock); empty without servers.
+    def update_log(self) -> pandas.DataFrame:
+        """Parameter servers' events for each gradient; empty for a run without parameter servers.
+
+        Columns: server, update (number of the update at this server; -1: gradient dropped), worker,
+        step, version (of the weights that produced the gradient), staleness, rows (samples of the
+        batch), and the times sent, delivered and applied (seconds on the run's clock).
         """
-        return self._table("interleaving")
+        return self._table("update_log")
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
-        """How each layer of a model in slices was cut: rank, layer, slices (outputs, inputs, heads,
-        words, …), why (a layer is whole), forward_bytes, forward_wire_bytes, backward_bytes,
-        backward_wire_bytes (a step), weights_bytes (held by the rank), whole_weights_bytes.
+        """Slicing of each layer under tensor parallelism; empty for a run without slices.
+
+        Columns: rank, layer, slices (the sliced dimension: outputs, inputs, heads, words, …), why
+        (reason why a layer is not sliced), forward_bytes, forward_wire_bytes, backward_bytes,
+        backward_wire_bytes (each per step), weights_bytes (on the rank), whole_weights_bytes (of
+        the unsliced layer).
         """
         return self._table("layers")
 
     def _table(self, name: str) -> pandas.DataFrame:
-        """What ranks wrote beside the history; no rows where there was nothing to write."""
+        """Return a table that the ranks wrote besides the history; empty if it has no file."""
         path, kinds = self.path / f"{name}.parquet", TABLES[name]
+        if name in renamed.TABLES and not path.exists():
+            path = self.path / f"{renamed.TABLES[name]}.parquet"
         return store.read_table(path, kinds) if path.exists() else store.empty_table(kinds)
 
     @property
     def memory(self) -> pandas.DataFrame:
-        """The most bytes that each rank keeps: rank, kind, measured, predicted.
+        """Peak bytes of each rank: rank, kind, measured, predicted.
 
         Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
-        (old weights that a backward pass still needs). Counted as `stages.Ledger` says;
-        predicted from shapes and schedule. Missing where a run did not look.
+        (old weights that a backward pass still needs).
+        `labkit.model_parallel.stages.memory_ledger.MemoryLedger` defines the counts. Predictions
+        follow from tensor shapes and the schedule. `measured` is missing for a run that did not
+        measure its memory.
         """
         import pandas as pd
 
@@ -135,67 +148,75 @@ class Run:
         ]
         return pd.DataFrame(rows, columns=["rank", "kind", "measured", "predicted"])
 
-    def export_trace(self, path: Path | str, beside: Iterable[Record] = ()) -> Path:
+    def export_trace(self, path: Path | str, more_rows: Iterable[Record] = ()) -> Path:
         """Write the timeline as a Chrome trace, which chrome://tracing and Perfetto open.
 
         Args:
-            path: of the file.
-            beside: further rows, such as `labkit.records.staged_steps.predicted_rows(run)`.
+            path: Path of the trace file.
+            more_rows: Further timeline rows to write, such as
+                `labkit.records.staged_steps.predicted_rows(run)`.
 
-        Raises: LabkitError, where the run has no timeline.
+        Raises:
+            LabkitError: The run has no timeline.
         """
         from labkit.records.export.chrome_trace import chrome_trace
 
         if self.timeline.empty:
-            where = "; its seeds have one each" if self.seeds else ""
+            hint = "; each of its seeds has a timeline" if self.seeds else ""
             raise LabkitError(
                 f"{self.name} has no timeline (state: {self.status['state']}); a completed run on "
-                f"two or more workers that exchange gradients has one{where}"
+                f"two or more workers that exchange gradients has one{hint}"
             )
-        rows = [*self.timeline.to_dict("records"), *beside]
+        rows = [*self.timeline.to_dict("records"), *more_rows]
         trace = chrome_trace(rows, self.metrics.get("clocks") or [])
         return store.write_atomically(Path(path), json.dumps(trace))
 
     @cached_property
     def environment(self) -> Record:
-        """Versions and hardware; empty where none was recorded, or, with a warning, are odd."""
-        path = self.path / "environment.json"  # a run that failed early has none
+        """Package versions and hardware; empty, with a warning, if the record's file is damaged."""
+        path = self.path / "environment.json"  # missing if the run failed early
         try:
             return _without_schema(store.read_json(path)) if path.exists() else {}
         except LabkitError as error:
-            warnings.warn(f"{error}; its run is shown without it", stacklevel=2)
+            warnings.warn(f"{error}; the run is shown without its environment", stacklevel=2)
             return {}
 
     @property
     def seeds(self) -> list[Run]:
-        """The repeats of this run, one a seed, in order; empty for a run without repeats."""
-        inside = [path for path in self.path.iterdir() if not path.is_symlink()]
-        numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in inside)
-        # By number: as text seed10 stands before seed2.
-        found = sorted((int(match[1]), path) for match, path in numbered if match)
-        return [Run(path) for _, path in found]
+        """Runs of the repeats (one per seed), ordered by seed; empty for a run without repeats."""
+        entries = [path for path in self.path.iterdir() if not path.is_symlink()]
+        numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in entries)
+        # The order is numeric, because the text seed10 sorts before seed2.
+        seeds = sorted((int(match[1]), path) for match, path in numbered if match)
+        return [Run(path) for _, path in seeds]
 
     @property
     def model_file(self) -> Path:
-        """The trained model, as Keras saves it (of the first seed, where there are several).
+        """Path of the trained model's Keras file, of the first seed if there are several.
 
-        Raises: LabkitError, where the run has none.
+        Raises:
+            LabkitError: The run has no model file.
         """
-        # A run with repeats has no model of its own.
-        places = [self.path, *(seed.path for seed in self.seeds)]
-        files = [place / "model.keras" for place in places if (place / "model.keras").exists()]
+        # A run with repeats has model files only in the folders of its seeds.
+        directories = [self.path, *(seed.path for seed in self.seeds)]
+        files = [
+            directory / "model.keras"
+            for directory in directories
+            if (directory / "model.keras").exists()
+        ]
         if not files:
             raise LabkitError(
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
-        os.close(open_file(files[0]))  # refuses a link, and a pipe, which Keras would wait for
+        os.close(open_file(files[0]))  # rejects a symbolic link, and a pipe that would block Keras
         return files[0]
 
     def model(self) -> keras.Model:
-        """The trained keras.Model, read in Keras's safe mode; imports Keras.
+        """Return the trained model, loaded in Keras's safe mode; the call imports Keras.
 
-        Raises: LabkitError, the file holds code, such as a Lambda layer, or unknown classes.
+        Raises:
+            LabkitError: The model file contains code, such as a Lambda layer, or unknown classes.
         """
         from labkit.keras.safe_mode import load_model
 
@@ -205,7 +226,7 @@ class Run:
         status = self.status
         cause = f" · {status['cause']}" if status.get("cause") else ""
         facts = {"state": f"{status['state']}{cause}", "verdict": verdict(self)}
-        figures = {name: shown(value) for name, value in key_metrics(self).items()}
+        figures = {name: metric_text(value) for name, value in key_metrics(self).items()}
         parameters = json.dumps(self.experiment, indent=1, ensure_ascii=False)
         return card(
             self.name,
@@ -216,37 +237,42 @@ class Run:
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
-    """All usable runs below a folder (or several), oldest first; warns about each unusable one.
+    """Return all usable runs in one or several folders, oldest first.
 
-    A pattern such as `runs/tour/00*` stands for all the folders that it matches. What is not in
-    this folder is looked for beside the folder of all runs (`LABKIT_RUNS`).
+    Each unusable run causes a warning. A pattern such as `runs/tour/00*` stands for all matching
+    folders. A relative path that does not exist in the current folder is searched next to the
+    folder of all runs (`LABKIT_RUNS`).
 
-    Raises: LabkitError, where there is no such folder.
+    Raises:
+        LabkitError: A folder does not exist.
     """
     roots = [root] if isinstance(root, str | Path) else list(root)
-    places = [place for each in roots for place in _places(Path(each))]
-    # Once each, though folders may lie in each other; by path, where runs started at one moment.
-    found = {run.path: run for place in places for run in find_runs(place)}
-    order = sorted(found.values(), key=lambda each: (each.status.get("started") or "", each.path))
-    return [known(each) for each in order]
+    folders = [folder for root_path in roots for folder in _matching_folders(Path(root_path))]
+    # A run in nested folders is returned once. Runs with equal starting times are sorted by path.
+    runs_by_path = {run.path: run for folder in folders for run in find_runs(folder)}
+    order = sorted(
+        runs_by_path.values(), key=lambda run: (run.status.get("started") or "", run.path)
+    )
+    return [run_from_records(run) for run in order]
 
 
-def known(found: Found) -> Run:
-    """The run of records that have been read: those that are final are not read again."""
-    run = Run(found.path)
-    run.__dict__["experiment"] = _without_schema(found.experiment)
-    if found.metrics is not None:
-        run.__dict__["_metrics"] = _without_schema(found.metrics)
-    if found.status["state"] == "completed":
-        run.__dict__["_final"] = found.status
+def run_from_records(records: RunRecords) -> Run:
+    """Return a run from records that were already read; its final records are not read again."""
+    run = Run(records.path)
+    run.__dict__["experiment"] = _without_schema(records.experiment)
+    if records.metrics is not None:
+        run.__dict__["_metrics"] = _without_schema(records.metrics)
+    if records.status["state"] == "completed":
+        run.__dict__["_final"] = records.status
     return run
 
 
-def frame(runs: Iterable[Run]) -> pandas.DataFrame:
-    """One row a run: run, state, started, the parameters and metrics flattened (`step_ms.median`).
+def to_dataframe(runs: Iterable[Run]) -> pandas.DataFrame:
+    """Return one row per run: run, state, started, and flattened parameters and metrics.
 
-    Values are text, numbers, booleans or missing; a list is its JSON text. Reads no history, so
-    that a thousand runs take a moment. Where a metric repeats a parameter, the parameter stands.
+    Values are texts, numbers, booleans or missing. A list becomes its JSON text. The function reads
+    no histories, so that a thousand runs take only a moment. A parameter overrides a metric of the
+    same name.
     """
     import pandas as pd
 
@@ -254,10 +280,10 @@ def frame(runs: Iterable[Run]) -> pandas.DataFrame:
 
 
 def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
-    """`{"a": {"b": 1}, "c": [2]}` as `{"a.b": 1, "c": "[2]"}`."""
+    """Flatten nested fields: `{"a": {"b": 1}, "c": [2]}` becomes `{"a.b": 1, "c": "[2]"}`."""
     flat: Record = {}
     for key, value in record.items():
-        # The most frequent first: a page of a thousand runs asks this of a million values.
+        # The most frequent case is tested first: a page of a thousand runs has a million values.
         if value is None or isinstance(value, str | int | float):
             flat[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping) and value:
@@ -268,44 +294,44 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 
 
 def key_metrics(run: Run) -> Record:
-    """The few metrics that a table shows; those that the run does not have are left out."""
+    """Return those metrics of a run that tables of runs show, by name."""
     metrics, hidden = run.metrics, SPEED_METRICS if gate_failed(run) else ()
-    found: Record = {}
-    # In the order of KEY_METRICS, whatever the record's is; nothing else of it is looked at.
-    for name in (*KEY_METRICS, *logged(run)):
+    shown_metrics: Record = {}
+    # The metrics have the order of KEY_METRICS and not the order of the record.
+    for name in (*KEY_METRICS, *logged_names(run)):
         outer, _, inner = name.partition(".")
         value = metrics.get(name)
         if value is None and inner and isinstance(metrics.get(outer), dict):
             value = metrics[outer].get(inner)
         if value is not None and name not in hidden:
-            found[name] = value
-    return found
+            shown_metrics[name] = value
+    return shown_metrics
 
 
-def logged(run: Run) -> list[str]:
-    """The results that `lk.log` was told under names that labkit does not know."""
+def logged_names(run: Run) -> list[str]:
+    """Return the names of the user's results from `lk.log`, except names that labkit defines."""
     names = run.metrics.get("logged") or []
     return [
         name for name in names if name not in ("accuracy", "val_accuracy", "val_loss", *KEY_METRICS)
     ]
 
 
-def own_results(run: Run) -> Record:
-    """The numbers among them, by name; but for the training loss, which all runs have."""
-    found = {name: run.metrics.get(name) for name in logged(run) if name != "loss"}
-    return {name: value for name, value in found.items() if is_number(value)}
+def logged_results(run: Run) -> Record:
+    """Return the user's numeric results from `lk.log` by name, without the training loss."""
+    results = {name: run.metrics.get(name) for name in logged_names(run) if name != "loss"}
+    return {name: value for name, value in results.items() if is_number(value)}
 
 
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
 
 
 def gate_failed(run: Run) -> bool:
-    """Whether the equivalence gate failed: then no speed of this run is shown."""
+    """Return True if the run's equivalence check failed; labkit then shows no speed of the run."""
     return bool((run.metrics.get("equivalence") or {}).get("verdict") == "failed")
 
 
 def verdict(run: Run) -> str:
-    """The equivalence gate in a few words: "passed (max |Δ| 3.1e-16)", "not run" …"""
+    """Return the equivalence verdict as short text: "passed (max |Δ| 3.1e-16)", "not run" …"""
     gate = run.metrics.get("equivalence")
     if not gate:
         return "not run"
@@ -325,24 +351,24 @@ def verdict(run: Run) -> str:
 def _row(run: Run) -> Record:
     status = run.status
     head = {"run": run.name, "state": status["state"], "started": status.get("started")}
-    apart = ("epochs", "memory", "spread", "clocks")
-    metrics = {k: v for k, v in run.metrics.items() if k not in apart}
+    excluded = ("epochs", "memory", "spread", "clocks")
+    metrics = {k: v for k, v in run.metrics.items() if k not in excluded}
     for key, (least, most) in run.metrics.get("spread", {}).items():
         metrics |= {f"spread.{key}.min": least, f"spread.{key}.max": most}
     return flatten(metrics) | flatten(run.experiment) | head
 
 
-def _places(root: Path) -> list[Path]:
-    """The folders that a path or pattern means; the path itself, where it means none."""
-    everywhere = os.environ.get("LABKIT_RUNS")
-    for start in (Path(), *([Path(everywhere).parent] if everywhere else [])):
-        # Only then: a folder whose name has no such signs is named in the error if it is not there.
+def _matching_folders(root: Path) -> list[Path]:
+    """Return the folders that a path or pattern matches, or the path itself if none does."""
+    all_runs = os.environ.get("LABKIT_RUNS")
+    for start in (Path(), *([Path(all_runs).parent] if all_runs else [])):
+        # A missing path without wildcards is returned as it is, so that the error names the folder.
         if glob.has_magic(str(root)):
-            found = [Path(match) for match in sorted(glob.glob(str(start / root)))]
+            matches = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:
-            found = [start / root] if os.path.exists(start / root) else []
-        if found:
-            return found
+            matches = [start / root] if os.path.exists(start / root) else []
+        if matches:
+            return matches
     return [root]
 
 
@@ -350,18 +376,18 @@ def _without_schema(record: Record) -> Record:
     return {key: value for key, value in record.items() if key != "schema"}
 
 
-def shown(value: JSON) -> str:
-    """A metric for the eye."""
+def metric_text(value: JSON) -> str:
+    """Return a metric as text for display."""
     return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _losses(epochs: list[Record]) -> str:
-    """The curve of the held-out loss, or of the training's where nothing was held out."""
+    """Return an HTML curve of the held-out loss, or of the training loss without held-out data."""
     for name, words in (("val_loss", "held-out loss"), ("loss", "loss")):
         values = [epoch[name] for epoch in epochs if epoch.get(name) is not None]
         if len(values) > 1:
-            said = (
+            caption = (
                 f"{words} after each of {len(values)} epochs: {values[0]:.4g} to {values[-1]:.4g}"
             )
-            return curve(values, said)
+            return curve(values, caption)
     return ""

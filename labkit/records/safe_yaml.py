@@ -1,4 +1,4 @@
-"""YAML of people and of records, read as plain data: bounded in length, depth and meaning."""
+"""A YAML reader for untrusted text: it returns plain data, and limits length, depth and syntax."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from labkit.common.canonical_json import JSON
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import NotPlain
 
-LONGEST = 100_000  # letters; the longest parameters of a sweep have some thousands
-DEEPEST = 20  # brackets in each other
+MAX_LENGTH = 100_000  # characters; the parameters of a long sweep have several thousand
+MAX_DEPTH = 20  # levels of nesting
 
 
 def read_plain(text: str) -> JSON:
-    """Return the value of a text.
+    """Return the value of a YAML text.
 
-    Numbers, booleans and null are those of YAML 1.2: 1e-3 is a number, but `on`, `1:30` and dates
-    are text. Anchors are refused: a few lines of them can stand for more than any memory holds, or
-    for a list that holds itself.
+    Numbers, booleans and null follow YAML 1.2: 1e-3 is a number, but `on`, `1:30` and dates are
+    text. Anchors are rejected, because a few lines with anchors can expand beyond any memory, or
+    describe a list that contains itself.
 
     Raises:
-        NotPlain: it is not YAML, or longer, deeper or less plain than data of ours.
+        NotPlain: The text is not YAML, or exceeds a limit of length or depth.
     """
-    if len(text) > LONGEST:
-        raise NotPlain(f"has {len(text):,} letters; allowed are {LONGEST:,}")
+    if len(text) > MAX_LENGTH:
+        raise NotPlain(f"has {len(text):,} characters; allowed: at most {MAX_LENGTH:,}")
     try:
         value: JSON = yaml.load(text, Loader=_Plain)
     except yaml.YAMLError as error:
         raise NotPlain(f"is not YAML: {' '.join(str(error).split())}") from error
-    except (ValueError, TypeError) as error:  # 2000 digits, or a list as a key
+    except (ValueError, TypeError) as error:  # such as a number of 5000 digits, or a list as a key
         raise NotPlain(f"is not plain YAML: {error}") from error
     return value
 
 
 def read_plain_file(path: Path) -> JSON:
-    """Return the value of a file.
+    """Return the value of a YAML file.
 
     Raises:
-        NotPlain: it cannot be read, or as `read_plain` says.
+        NotPlain: The file cannot be read, or `read_plain` rejects its text.
     """
     try:
-        return read_plain(read_file(path, limit=4 * LONGEST).decode())
+        return read_plain(read_file(path, limit=4 * MAX_LENGTH).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise NotPlain(f"cannot be read: {reason}") from error
 
 
 class _Plain(yaml.SafeLoader):
-    """Refuses what is deep or refers to itself before it builds anything."""
+    """A YAML loader that rejects deep nesting and aliases before it builds any value."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("anchors (*name) are not allowed; write the value out")
-        if self.depth >= DEEPEST:
-            raise yaml.YAMLError(f"more than {DEEPEST} brackets in each other")
+            raise yaml.YAMLError("anchors (*name) are not allowed; write the value in full")
+        if self.depth >= MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels of nesting")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -67,11 +67,11 @@ class _Plain(yaml.SafeLoader):
 
 _Plain.yaml_implicit_resolvers = {}
 for _tag, _pattern in {
-    "null": r"null|Null|NULL|None|~|",  # None: what Python users write
+    "null": r"null|Null|NULL|None|~|",  # None, because Python users write it
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
 }.items():
     _Plain.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-# YAML 1.2 and people read 010 as ten; PyYAML as eight.
+# YAML 1.2 reads 010 as ten, but PyYAML reads 010 as eight.
 _Plain.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))

@@ -1,4 +1,4 @@
-"""Which runs lie below a folder, and why some that lie there cannot be used."""
+"""The runs in a folder, and the reasons why some of its runs are unusable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labkit.common.errors import LabkitError
 from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
-PARQUET = b"PAR1"  # begins and ends such a file
+PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 
 LINKED = "left out: it is a symbolic link; give its own path to read it"
 
 
-class Found(NamedTuple):
-    """A usable run directory with its records, which are read once; no metrics: not yet there."""
+class RunRecords(NamedTuple):
+    """A usable run directory with its records; `metrics` is None before the run has results."""
 
     path: Path
     experiment: Record
@@ -27,19 +27,19 @@ class Found(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What lies under a folder: usable runs, and one line for each that is not."""
+    """The result of a search for runs: the usable runs, and one message line per skipped run."""
 
-    found: list[Found]
+    usable: list[RunRecords]
     skipped: list[str]
 
     @property
     def runs(self) -> list[Path]:
-        """Their directories."""
-        return [each.path for each in self.found]
+        """Directories of the usable runs."""
+        return [records.path for records in self.usable]
 
 
 class Folder(NamedTuple):
-    """A folder with the names of the files in it, whether it is a run's, and links to folders."""
+    """A folder: path, file names, whether it is a run, and symbolic links to other folders."""
 
     path: str
     files: set[str]
@@ -47,83 +47,89 @@ class Folder(NamedTuple):
     links: tuple[str, ...] = ()
 
     @property
-    def odd(self) -> str:
-        """What is wrong with its name; empty: nothing."""
-        # No page, table or store of another tool can write such a name.
+    def name_problem(self) -> str:
+        """Description of an unusable folder name; empty if the name is usable."""
+        # HTML pages, tables and other tools cannot write a name that is not UTF-8.
         return "" if is_text(self.path) else "its name is not UTF-8: rename it"
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
-    """Every folder at and below root, in order; none in hidden folders and within runs."""
+    """Yield root and all folders below it in order, except hidden folders and folders inside runs.
+
+    Raises:
+        LabkitError: The folder does not exist.
+    """
     root = Path(root)
-    if not os.path.isdir(root):  # unlike pathlib's, no error where a name is too long
+    if not os.path.isdir(root):  # pathlib's is_dir raises an error for a name that is too long
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
-    for path, inside, names in os.walk(root):
+    for path, subfolders, names in os.walk(root):
         files = set(names)
-        # A notebook's job has a status too, but params.yaml beside it; runs lie inside.
+        # The folder of a notebook job has status.json and params.yaml, and contains runs.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )
-        # In place, as os.walk wants it. What a sweep replaced lies in hidden folders.
-        inside[:] = [] if is_run else sorted(name for name in inside if not name.startswith("."))
-        links = tuple(name for name in inside if os.path.islink(f"{path}/{name}"))
+        # os.walk skips a folder only if the list changes in place. Hidden folders contain runs that
+        # a sweep replaced.
+        subfolders[:] = (
+            [] if is_run else sorted(name for name in subfolders if not name.startswith("."))
+        )
+        links = tuple(name for name in subfolders if os.path.islink(f"{path}/{name}"))
         yield Folder(path, files, is_run, links)
 
 
 def scan(root: Path | str) -> Scan:
-    """Look for run directories at and below root; a run is not searched for runs inside it."""
+    """Search root and the folders below it for runs; runs inside runs are not searched."""
     result = Scan([], [])
     for folder in folders(root):
-        result.skipped.extend(links_left_out(folder, Path(root)))
+        result.skipped.extend(skipped_links(folder, Path(root)))
         if not folder.is_run:
             continue
         read = read_run(folder)
-        if isinstance(read, Found):
-            result.found.append(read)
+        if isinstance(read, RunRecords):
+            result.usable.append(read)
         else:
-            result.skipped.append(left_out(folder, Path(root), read))
+            result.skipped.append(skip_message(folder, Path(root), read))
     return result
 
 
-def left_out(folder: Folder, root: Path, reason: str) -> str:
-    """The line that says that a run is left out."""
+def skip_message(folder: Folder, root: Path, reason: str) -> str:
+    """Return the line that reports an unusable run."""
     return f"{Path(folder.path).relative_to(root.parent)} left out: {reason}"
 
 
-def links_left_out(folder: Folder, root: Path) -> list[str]:
-    """The lines that say which links to folders are not followed."""
-    place = Path(folder.path).relative_to(root.parent)
-    return [f"{place / name} {LINKED}" for name in folder.links]
+def skipped_links(folder: Folder, root: Path) -> list[str]:
+    """Return the message lines for symbolic links to folders, which the scan does not follow."""
+    path = Path(folder.path).relative_to(root.parent)
+    return [f"{path / name} {LINKED}" for name in folder.links]
 
 
-def find_runs(root: Path | str) -> list[Found]:
-    """The usable runs at and below root; warns, one line each, about the others."""
+def find_runs(root: Path | str) -> list[RunRecords]:
+    """Return the usable runs at and below root; warn with one line about each unusable run."""
     result = scan(root)
     for line in result.skipped:
         warnings.warn(line, stacklevel=2)
-    return result.found
+    return result.usable
 
 
-def read_run(folder: Folder) -> Found | str:
-    """A run's records, or one line saying why it cannot be used (half written, newer schema)."""
+def read_run(folder: Folder) -> RunRecords | str:
+    """Return a run's records, or the reason why the run is unusable (incomplete, newer schema)."""
     path = folder.path
-    if folder.odd:
-        return folder.odd
+    if folder.name_problem:
+        return folder.name_problem
     try:
         experiment = read_json(f"{path}/experiment.json")
         status = checked_status(read_json(f"{path}/status.json"), path)
-        # A run that has not completed need not have metrics; but those that it has must be
-        # readable.
-        wanted = status["state"] == "completed" or "metrics.json" in folder.files
-        metrics = read_json(f"{path}/metrics.json") if wanted else None
+        # A run may have no metrics before it completes. Existing metrics must be readable.
+        has_metrics = status["state"] == "completed" or "metrics.json" in folder.files
+        metrics = read_json(f"{path}/metrics.json") if has_metrics else None
         for name in folder.files:
-            # By its end alone: to read every history of a thousand runs takes minutes.
+            # Only the last bytes are read, because reading 1000 histories takes minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
-                return f"{os.path.basename(path)}/{name} is torn: copy the run again"
+                return f"{os.path.basename(path)}/{name} is truncated: copy the run again"
     except LabkitError as error:
         return str(error)
-    except OSError as error:  # it is not ours to read, or somebody removes the run just now
+    except OSError as error:  # The user may lack permission, or another process removes the run.
         return f"{os.path.basename(path)} cannot be read: {error.strerror}"
     except ValueError as error:
         return f"{os.path.basename(path)}/{name} {error}"
-    return Found(Path(path), experiment, status, metrics)
+    return RunRecords(Path(path), experiment, status, metrics)

@@ -1,6 +1,6 @@
-"""What the fields of a record may be: a record may come from a stranger, or from a torn disk.
+"""Type checks of record fields, because a record file may be foreign or damaged.
 
-Checked once, where a record is read, so that nothing that reads a run needs to doubt its fields.
+Every record is checked once, when it is read, so other code can rely on the types of its fields.
 """
 
 from __future__ import annotations
@@ -14,72 +14,72 @@ from labkit.common.canonical_json import JSON
 
 Field: TypeAlias = Callable[[JSON], bool]
 
-MOST_FIELDS = 1_000  # that a record's table has as columns; those of experiments have some fifty
-LONGEST_FOLDER = 255  # bytes; no file system has longer names
-LARGEST_COUNT = 10**6  # of ranks, threads, repeats
+MAX_FIELDS = 1_000  # maximum number of table columns of a record; experiments have about fifty
+MAX_FOLDER_BYTES = 255  # maximum bytes of a folder name in common file systems
+MAX_COUNT = 10**6  # maximum number of ranks, threads or repeats
 EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timestamp()
 
 
-def wrong_field(file: str, record: Mapping[str, JSON]) -> str | None:
-    """What is wrong with the first odd field of a record, or None.
+def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
+    """Return what is wrong with the first invalid field of a record, or None.
 
-    Checked is what readers take for granted; other fields, and those that are null or missing,
-    are let through. Not by pydantic, whose import takes longer than `labkit ls` does.
+    The check covers only fields on which labkit's readers rely. Null and missing fields are
+    accepted. The check does not use pydantic, whose import takes longer than `labkit ls`.
 
     Args:
-        file: the record's name, such as "status.json".
+        file: File name of the record, such as "status.json".
     """
-    if file in FIELDS and (count := _columns(record)) > MOST_FIELDS:
-        return f"it has more than {MOST_FIELDS:,} fields ({count:,})"
+    if file in FIELDS and (count := _columns(record)) > MAX_FIELDS:
+        return f"it has more than {MAX_FIELDS:,} fields ({count:,})"
     for name, is_fine in FIELDS.get(file, {}).items():
         value = record.get(name)
         if value is not None and not is_fine(value):
             kind = (is_fine.__doc__ or "").split(".")[0].rstrip()
-            return f"{name} is {str(value)[:40]!r}; expected is {kind[0].lower()}{kind[1:]}"
-    return _odd_result(record) if file == "metrics.json" else None
+            return f"{name} is {str(value)[:40]!r}; expected: {kind[0].lower()}{kind[1:]}"
+    return _result_problem(record) if file == "metrics.json" else None
 
 
-def _odd_result(metrics: Mapping[str, JSON]) -> str | None:
-    """Return what is wrong with what `lk.log` has been given, or None."""
+def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
+    """Return what is wrong with the results of `lk.log`, or None."""
     logged = metrics.get("logged")
     for name in logged if isinstance(logged, list) else ():
         value = metrics.get(name)
-        if not (value is None or truth(value) or number(value) or text(value)):
-            return f"{name} is {str(value)[:40]!r}; expected is a number, a truth or a text"
+        if not (value is None or boolean(value) or number(value) or text(value)):
+            return f"{name} is {str(value)[:40]!r}; expected: a number, a boolean or a text"
     return None
 
 
 def _columns(value: JSON) -> int:
-    """Return how many columns a record makes in a table; a list is one."""
+    """Return the number of table columns of a flattened record; a list is one column."""
     if not isinstance(value, Mapping):
         return 1
     return sum(map(_columns, value.values()))
 
 
 def text(value: JSON) -> bool:
-    """Text of at most 100,000 letters."""
+    """Text of at most 100,000 characters."""
     return isinstance(value, str) and len(value) <= 100_000
 
 
 def line(value: JSON) -> bool:
-    """Text of at most 1,000 letters."""
+    """Text of at most 1,000 characters."""
     return isinstance(value, str) and len(value) <= 1_000
 
 
-def truth(value: JSON) -> bool:
+def boolean(value: JSON) -> bool:
     """True or false."""
     return isinstance(value, bool)
 
 
-def whole(value: JSON) -> bool:
-    """A whole number of at most 18 digits."""
+def integer(value: JSON) -> bool:
+    """An integer of at most 18 digits."""
     return type(value) is int and -(10**18) < value < 10**18
 
 
 def count(value: JSON) -> bool:
-    """A whole number from 1 to a million."""
-    # Of several seeds a record has medians, and the median of 2 and 2 is 2.0.
-    return number(value) and 0 < value <= LARGEST_COUNT and value % 1 == 0
+    """An integer from 1 to a million."""
+    # Records of several seeds contain medians, and the median of 2 and 2 is 2.0.
+    return number(value) and 0 < value <= MAX_COUNT and value % 1 == 0
 
 
 def process(value: JSON) -> bool:
@@ -88,12 +88,12 @@ def process(value: JSON) -> bool:
 
 
 def number(value: JSON) -> TypeGuard[float]:
-    """A number."""
-    return (type(value) is float and math.isfinite(value)) or whole(value)
+    """A finite number."""
+    return (type(value) is float and math.isfinite(value)) or integer(value)
 
 
-def amount(value: JSON) -> bool:
-    """A number from 0 on."""
+def nonnegative(value: JSON) -> bool:
+    """A number that is at least 0."""
     return number(value) and value >= 0
 
 
@@ -102,13 +102,13 @@ def positive(value: JSON) -> bool:
     return number(value) and value > 0
 
 
-def moment(value: JSON) -> bool:
-    """A moment with its time zone, as ISO 8601 writes it, from 1970 to 2200."""
+def timestamp(value: JSON) -> bool:
+    """A time with a time zone in ISO 8601 format, from 1970 to 2200."""
     try:
         if not isinstance(value, str):
             return False
-        read = datetime.fromisoformat(value)
-        return read.tzinfo is not None and EARLIEST < read.timestamp() < LATEST
+        time = datetime.fromisoformat(value)
+        return time.tzinfo is not None and EARLIEST < time.timestamp() < LATEST
     except (ValueError, OverflowError):
         return False
 
@@ -117,9 +117,11 @@ def numbers(value: JSON) -> bool:
     """Numbers by name."""
     if not isinstance(value, dict):
         return False
-    # Kind by kind: of thousands of runs each number is checked.
-    odd = {*map(type, value.values())} - {float, int, type(None)}
-    return not odd and all(each is None or number(each) for each in value.values())
+    # Comparing sets of types is fast enough for each number of thousands of runs.
+    other_types = {*map(type, value.values())} - {float, int, type(None)}
+    return not other_types and all(
+        number_or_none is None or number(number_or_none) for number_or_none in value.values()
+    )
 
 
 def quantiles(value: JSON) -> bool:
@@ -129,8 +131,8 @@ def quantiles(value: JSON) -> bool:
     return all(value.get(name) is not None for name in ("median", "p10", "p90"))
 
 
-def ends(value: JSON) -> bool:
-    """The least and the greatest number by name."""
+def ranges(value: JSON) -> bool:
+    """A minimum and a maximum by name."""
     return isinstance(value, dict) and all(
         isinstance(pair, list) and len(pair) == 2 and all(map(number, pair))
         for pair in value.values()
@@ -138,13 +140,13 @@ def ends(value: JSON) -> bool:
 
 
 def names(value: JSON) -> bool:
-    """A list of at most 1,000 names, each of at most 1,000 letters."""
-    return isinstance(value, list) and len(value) <= MOST_FIELDS and all(map(line, value))
+    """A list of at most 1,000 names, each of at most 1,000 characters."""
+    return isinstance(value, list) and len(value) <= MAX_FIELDS and all(map(line, value))
 
 
 def records(value: JSON) -> bool:
     """A list of records."""
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def listed(value: JSON) -> bool:
@@ -155,21 +157,21 @@ def listed(value: JSON) -> bool:
 def members(value: JSON) -> bool:
     """A list of records with a folder's name, values by name, and the number of the repeat."""
     return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and isinstance(folder := each.get("folder"), str)
-        and 0 < len(folder.encode()) <= LONGEST_FOLDER
-        and folder not in (".", "..")  # nothing outside of the sweep
+        isinstance(member, dict)
+        and isinstance(folder := member.get("folder"), str)
+        and 0 < len(folder.encode()) <= MAX_FOLDER_BYTES
+        and folder not in (".", "..")  # Such a path leads out of the sweep's folder.
         and not {"/", "\0"} & {*folder}
-        and isinstance(values := each.get("values"), dict)
-        and _columns(values) <= MOST_FIELDS
-        and whole(each.get("repeat", 0))
-        for each in value
+        and isinstance(values := member.get("values"), dict)
+        and _columns(values) <= MAX_FIELDS
+        and integer(member.get("repeat", 0))
+        for member in value
     )
 
 
 def search(value: JSON) -> bool:
     """A record with metric, maximize, trials, axes and fixed."""
-    kinds = {"metric": line, "maximize": truth, "trials": count, "axes": fields, "fixed": fields}
+    kinds = {"metric": line, "maximize": boolean, "trials": count, "axes": fields, "fixed": fields}
     return isinstance(value, dict) and all(
         is_fine(value.get(name)) for name, is_fine in kinds.items()
     )
@@ -177,32 +179,38 @@ def search(value: JSON) -> bool:
 
 def memory(value: JSON) -> bool:
     """A list of records with a rank, and with measured and predicted bytes by name."""
-    return _ranked(value, {"measured": numbers, "predicted": numbers})
+    return _is_rank_list(value, {"measured": numbers, "predicted": numbers})
 
 
 def clocks(value: JSON) -> bool:
     """A list of records with a rank, offset_s and within_s."""
-    return _ranked(value, {"offset_s": number, "within_s": number})
+    return _is_rank_list(value, {"offset_s": number, "within_s": number})
 
 
-def _ranked(value: JSON, parts: Mapping[str, Field]) -> bool:
+def _is_rank_list(value: JSON, parts: Mapping[str, Field]) -> bool:
     fields = {"rank": number, **parts}
     return isinstance(value, list) and all(
-        isinstance(each, dict) and all(is_fine(each.get(name)) for name, is_fine in fields.items())
-        for each in value
+        isinstance(entry, dict)
+        and all(is_fine(entry.get(name)) for name, is_fine in fields.items())
+        for entry in value
     )
 
 
 def epochs(value: JSON) -> bool:
-    """A list of the numbers of each epoch, by name, with its last step."""
+    """A list with numbers by name and the last step, for each epoch."""
     return isinstance(value, list) and all(
-        numbers(each) and isinstance(each, dict) and number(each.get("step")) for each in value
+        numbers(entry) and isinstance(entry, dict) and number(entry.get("step")) for entry in value
     )
 
 
 def fields(value: JSON) -> bool:
     """Values by name."""
     return isinstance(value, dict)
+
+
+def named_fields(value: JSON) -> bool:
+    """Values by name, one of which is a name."""
+    return isinstance(value, dict) and line(value.get("name"))
 
 
 def named(value: JSON) -> bool:
@@ -235,39 +243,39 @@ def verdict(value: JSON) -> bool:
 FIELDS: dict[str, dict[str, Field]] = {
     "status.json": {
         **dict.fromkeys(("state", "notebook", "element", "content"), line),
-        **dict.fromkeys(("started", "ended"), moment),
+        **dict.fromkeys(("started", "ended"), timestamp),
         **dict.fromkeys(("process_started", "since_boot"), number),
         "cause": text,
         "pid": process,
-        "rank": whole,
+        "rank": integer,
         "resumed": records,
     },
     "experiment.json": {
         **dict.fromkeys(("workers", "threads", "repeats"), count),
-        **dict.fromkeys(("epochs", "batch_size", "seed", "steps"), whole),
+        **dict.fromkeys(("epochs", "batch_size", "seed", "steps_per_epoch"), integer),
         **dict.fromkeys(("name", "optimizer", "precision", "clock", "notebook"), line),
         **dict.fromkeys(("model_options", "dataset_options", "optimizer_options"), fields),
         "model": named,
         "network": network,
         "dataset": data,
         "learning_rate": number,
-        "slow": fields,
-        "strategy": fields,
+        "stragglers": fields,
+        "strategy": named_fields,
     },
     "metrics.json": {
         **dict.fromkeys(("test_accuracy", "test_loss"), number),
-        **dict.fromkeys(("samples_per_second", "train_seconds", "first_step_ms"), amount),
-        **dict.fromkeys(("payload_bytes_per_step", "wire_bytes_per_step"), amount),
-        **dict.fromkeys(("link_bytes_per_step", "codec_ms_per_step"), amount),
+        **dict.fromkeys(("samples_per_second", "train_seconds", "first_step_ms"), nonnegative),
+        **dict.fromkeys(("payload_bytes_per_step", "wire_bytes_per_step"), nonnegative),
+        **dict.fromkeys(("link_bytes_per_step", "codec_ms_per_step"), nonnegative),
         **dict.fromkeys(("workers", "threads", "repeats"), count),
         "clock": line,
         "network": network,
-        **dict.fromkeys(("exchange", "partition", "checkpoints", "bad_numbers"), fields),
-        **dict.fromkeys(("faults", "stretches"), records),
-        "oversubscribed": truth,
+        **dict.fromkeys(("exchange", "partition", "checkpoints", "nonfinite"), fields),
+        **dict.fromkeys(("faults", "membership_history"), records),
+        "oversubscribed": boolean,
         "memory_bytes": numbers,
         "step_ms": quantiles,
-        "spread": ends,
+        "spread": ranges,
         "logged": names,
         "equivalence": verdict,
         "epochs": epochs,
@@ -277,7 +285,7 @@ FIELDS: dict[str, dict[str, Field]] = {
     "environment.json": {},
     "sweep.json": {
         **dict.fromkeys(("state", "notebook", "plan", "slurm"), line),
-        **dict.fromkeys(("started", "ended"), moment),
+        **dict.fromkeys(("started", "ended"), timestamp),
         **dict.fromkeys(("process_started", "since_boot"), number),
         "pid": process,
         "jobs": count,
@@ -295,13 +303,13 @@ TABLES: dict[str, dict[str, str]] = {
         "kind": TEXT,
         **dict.fromkeys(("start", "stop"), NUMBER),
     },
-    "microscope": {
+    "compression_stats": {
         **dict.fromkeys(("step", "rank"), WHOLE),
         "layer": TEXT,
         **dict.fromkeys(("relative_error", "cosine", "residual_norm"), NUMBER),
         **dict.fromkeys(("bits_per_parameter", "fraction_sent"), NUMBER),
     },
-    "interleaving": {
+    "update_log": {
         **dict.fromkeys(("server", "update", "worker", "step", "version"), WHOLE),
         **dict.fromkeys(("staleness", "sent", "delivered", "applied"), NUMBER),
     },

@@ -1,13 +1,13 @@
-"""What a step of a run spends: compute, codec, wire and wait seconds; bytes and messages."""
+"""Costs of a run's step: seconds of compute, compression, transfer and wait; bytes; messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.records.pace import in_order
+from labkit.records.pace import with_end_times
 from labkit.records.run import Run
-from labkit.records.timed_steps import steady
+from labkit.records.timed_steps import steady_steps
 
 if TYPE_CHECKING:
     import pandas
@@ -18,15 +18,17 @@ _COLUMNS = {"wire": "communicate_seconds", "wait": "wait_seconds", "codec": "cod
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Medians over the steady steps of all seeds.
+    """Costs of a step, over the steady steps (all but the first 10) of all seeds.
 
     Attributes:
-        compute, codec, wire, wait: s, mean over ranks; compute is what the others leave of a step.
-        work: s of compute and codec, on the rank that has most of them.
-        payload: bytes that a rank hands over, mean over ranks and steps.
-        sent: bytes that all ranks put on the wire, mean over steps.
-        busiest: the same of the rank that sends most.
-        messages, busiest_messages: as for bytes.
+        compute, codec, wire, wait: Median seconds per step, averaged over ranks, of computation,
+            compression, transfer and waiting; compute is the rest of the step.
+        work: Median of the seconds of compute plus codec on the step's slowest rank.
+        payload: Bytes per step that a rank passes to the gradient exchange, averaged over ranks and
+            steps.
+        sent: Total bytes that all ranks send per step, averaged over steps.
+        busiest: Bytes per step of the rank that sends the most, averaged over steps.
+        messages, busiest_messages: Numbers of messages per step, counted like `sent` and `busiest`.
     """
 
     compute: float
@@ -42,15 +44,14 @@ class StepCosts:
 
 
 def step_costs(run: Run) -> StepCosts | None:
-    """The costs of a run's steady steps (without the first 10); None without history."""
+    """Return the costs of a run's steps after the first 10, or None for a run without a history."""
     history = run.history
     if history.empty:
         return None
-    history = in_order(history)
-    rows = _parts(history[history["step"].isin(steady(history["step"]))])
+    history = with_end_times(history)
+    rows = _parts(history[history["step"].isin(steady_steps(history["step"]))])
     steps = rows.groupby(["seed", "step"])
-    # Over ranks the mean, for each costs as much as the others; over steps the median, which an
-    # outlier does not move.
+    # Times are averaged over ranks. The median over steps is robust to outliers.
     seconds = steps[list(PARTS)].mean().median()
     ranks = rows.groupby("rank")[["wire_bytes", "messages"]].mean()
     return StepCosts(
@@ -65,12 +66,12 @@ def step_costs(run: Run) -> StepCosts | None:
 
 
 def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
-    # Runs before there were codecs have no column for them.
+    # Records of early labkit versions have no codec column.
     parts: dict[str, Any] = {
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # What overlaps with computation is in both, so that nothing may be left.
+    # Overlapped communication also counts as communication, so that the rest may be negative.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])

@@ -1,4 +1,4 @@
-"""A step of TensorFlow as it was carried out: operations where they ran, what went between them."""
+"""The executed graph of a TensorFlow step: operations, devices, data flows and transfers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Operation:
-    """A node of the graph that ran.
+    """A node of the executed graph.
 
     Attributes:
-        name: its own.
-        op: its type, such as `MatMul`.
-        device: where it ran, such as `CPU:1`.
-        bytes: of all its outputs; NaN where a shape is not known before it runs.
-        seconds: that it takes in the median of the steps; 0 where the profiler has no event of it,
-            as of constants and arguments, which compute nothing.
-        start, stop: s after the beginning of the step that is drawn; NaN without an event.
+        name: Name of the node.
+        op: Type of the operation, such as `MatMul`.
+        device: Device that executed the operation, such as `CPU:1`.
+        bytes: Bytes of all outputs; NaN if a shape is unknown before execution.
+        seconds: Median duration over steps; 0 for constants, arguments and other operations without
+            profiler events.
+        start, stop: Times in seconds from the start of the step that figures show; NaN without a
+            profiler event.
     """
 
     name: str
@@ -31,9 +32,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Flow:
-    """That an operation waits for another one; control: it reads nothing of it.
+    """A data or control dependency between two operations.
 
-    output: the number of the tensor that is read, of those that the source makes.
+    Attributes:
+        source, target: Names of the operation that produces the tensor and of the one that uses it.
+        bytes: Bytes of the tensor.
+        control: True for a control dependency, which carries no tensor.
+        output: Index of the tensor among the outputs of `source`.
     """
 
     source: str
@@ -45,14 +50,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A pair of operations that TensorFlow's partitioner has put where an edge left its device.
+    """A send and a receive that TensorFlow's partitioner inserts for an edge between devices.
 
     Attributes:
-        tensor_name: by which the two find each other.
-        source: what is sent: the operation that made it.
-        send, receive: names of the two.
-        sender, receiver: devices on which they are.
-        bytes: of the tensor; 0 where only an end is told, as a control dependency is.
+        tensor_name: Key that matches the send to the receive.
+        source: Operation that produces the tensor.
+        send, receive: Names of the send operation and of the receive operation.
+        sender, receiver: Devices of the send operation and of the receive operation.
+        bytes: Bytes of the tensor; 0 for a control dependency.
     """
 
     tensor_name: str
@@ -66,14 +71,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A step as it was carried out.
+    """The executed graph of a step.
 
     Attributes:
-        operations: of all devices, in the order in which TensorFlow lists them.
-        flows: between them. A copy between two devices, which TensorFlow sends and receives, is one
-            flow; the edges that lead back to the head of a loop are left out.
-        seconds: of the step whose `start` and `stop` the operations have.
-        transfers: the sends and receives behind the flows between devices.
+        operations: Operations of all devices, in the order of TensorFlow's graph.
+        flows: Dependencies between operations. A copy between devices is one flow. Edges that lead
+            back to the head of a loop are left out.
+        seconds: Duration of the step from which the operations' `start` and `stop` come.
+        transfers: Sends and receives that carry out the flows between devices.
     """
 
     operations: tuple[Operation, ...]
@@ -83,18 +88,19 @@ class StepGraph:
 
     @property
     def devices(self) -> list[str]:
-        """On which something ran."""
+        """Devices that executed operations."""
         return sorted({operation.device for operation in self.operations})
 
     @property
     def copies(self) -> list[Flow]:
-        """What went from device to device: once for each tensor and receiving device.
+        """Flows between devices: one per tensor and receiving device.
 
-        Also signals: where an operation only waits for one elsewhere, an empty constant is sent.
+        Control dependencies between devices count, because TensorFlow sends an empty constant for
+        each of them.
         """
-        on = {operation.name: operation.device for operation in self.operations}
-        found: dict[tuple[str, int, str], Flow] = {}
+        device_of = {operation.name: operation.device for operation in self.operations}
+        copies: dict[tuple[str, int, str], Flow] = {}
         for flow in self.flows:
-            if on[flow.source] != on[flow.target] and not flow.control:
-                found.setdefault((flow.source, flow.output, on[flow.target]), flow)
-        return list(found.values())
+            if device_of[flow.source] != device_of[flow.target] and not flow.control:
+                copies.setdefault((flow.source, flow.output, device_of[flow.target]), flow)
+        return list(copies.values())

@@ -1,4 +1,4 @@
-"""Run directories on disk: written whole or not at all."""
+"""Run directories on disk: atomic writes, and reads that validate each record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import SCHEMA as SCHEMA
 from labkit.common.errors import LabkitError, short
 from labkit.common.paths import runtime_folder
 from labkit.common.privacy import scrub
@@ -30,24 +31,24 @@ from labkit.common.safe_files import (
     replace_file,
 )
 from labkit.common.safe_json import NotPlain, read_plain_json
-from labkit.records.parquet import read_parquet, wrong_column
-from labkit.records.shape import wrong_field
+from labkit.records.parquet import column_problem, read_parquet
+from labkit.records.renamed import with_names_of_today
+from labkit.records.shape import field_problem
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-SCHEMA = 1
-# Names the element of a job array of Slurm's in which a process runs: on a node whose processes
-# this machine does not know.
+# Environment variable with the task of a Slurm job array in which a process runs. The process may
+# be on another node, whose processes this machine cannot see.
 ELEMENT = "LABKIT_ELEMENT"
-_REASON = ".reason"  # in a job's folder, while it is interrupted
+_REASON = ".reason"  # file that exists in a job's folder while the job is being interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
-ENDED = STATES[2:]
-LONGEST_RECORD = 2**26  # bytes; metrics of a hundred thousand epochs have some ten millions
-LONGEST_TABLE = 2**28  # bytes, packed
-SAME = 0.1  # seconds between a process's start as told twice
-LONGEST_NAME = 120  # bytes; file systems allow 255, and archives and mounts eat some of it
+END_STATES = STATES[2:]
+MAX_RECORD_BYTES = 2**26  # bytes; the metrics of 100,000 epochs take tens of millions
+MAX_TABLE_BYTES = 2**28  # bytes of a compressed Parquet file
+START_TOLERANCE = 0.1  # seconds by which two readings of one process's start time may differ
+MAX_NAME_BYTES = 120  # bytes; file systems allow 255, but archives and mounts add to names
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -56,7 +57,7 @@ HISTORY_COLUMNS = (
     | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
 )
 
-# What a file of ours holds. Who reads one knows what stands in it.
+# The content of a JSON file that labkit writes. Its fields depend on the kind of record.
 Record: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Mapping[str, JSON]
 Rows: TypeAlias = Sequence[Fields]
@@ -66,12 +67,12 @@ Rows: TypeAlias = Sequence[Fields]
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write the whole content or nothing: a temporary name in the same folder, fsync, replace."""
+    """Write either the whole content or nothing, by a temporary file, fsync and rename."""
     data = content.encode() if isinstance(content, str) else content
     try:
         replace_file(path, data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
+        error.filename = error.filename or str(path)  # The error of a full disk has no file name.
         raise
     return path
 
@@ -82,62 +83,74 @@ def write_json(path: Path, record: Mapping[str, Any]) -> Path:
 
 
 def json_text(record: Mapping[str, Any]) -> str:
-    """A record as `write_json` writes it."""
+    """Return the JSON text that `write_json` would write for a record."""
     content = {"schema": SCHEMA} | _plain(dict(record))
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Path | str) -> Record:
-    """Read a record; a missing, broken or newer one raises LabkitError with one line."""
+    """Return the record in a JSON file.
+
+    Raises:
+        LabkitError: The file is missing or damaged, or has a newer schema. The message has one
+            line.
+    """
     try:
         return _record(path)
     except FileNotFoundError:
         reason = "is missing"
     except UnsafeFile as error:
         reason = error.strerror or str(error)
-    except (_Odd, NotPlain) as error:
+    except (_InvalidRecord, NotPlain) as error:
         reason = str(error)
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {scrub(str(error))}"
     raise LabkitError(f"{Path(path).parent.name}/{Path(path).name} {reason}")
 
 
-class _Odd(ValueError):
-    """What is wrong with a record."""
+class _InvalidRecord(ValueError):
+    """An error whose text describes what is invalid in a record."""
 
 
 def _record(path: Path | str) -> Record:
     record = read_plain_json(read_bytes(path))
     if not isinstance(record, dict):
-        raise _Odd(f"holds a {type(record).__name__}, not a record")
+        raise _InvalidRecord(f"holds a {type(record).__name__}, not a record")
     schema = record.get("schema")
     if not isinstance(schema, int):
-        raise _Odd(f"has no schema version (expected {SCHEMA} or lower)")
+        raise _InvalidRecord(f"has no schema version (expected {SCHEMA} or lower)")
     if schema > SCHEMA:
-        raise _Odd(f"has schema {short(schema)}, this labkit reads up to {SCHEMA}: update labkit")
-    if wrong := wrong_field(os.path.basename(path), record):
-        raise _Odd(f"is odd: {wrong}")
+        raise _InvalidRecord(
+            f"has schema {short(schema)}, this labkit reads up to {SCHEMA}: update labkit"
+        )
+    file = os.path.basename(path)
+    if schema < SCHEMA:
+        record = with_names_of_today(file, record)
+    if problem := field_problem(file, record):
+        raise _InvalidRecord(f"is invalid: {problem}")
     return record
 
 
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
-    """What a file holds, or its last bytes.
+    """Return the content of a file, or only its last `last` bytes.
 
-    Raises: OSError; UnsafeFile, for what is no file, or longer than a record can be.
+    Raises:
+        OSError: The file cannot be read.
+        UnsafeFile: The path is not a regular file, or the file is larger than MAX_RECORD_BYTES.
     """
-    return read_file(path, LONGEST_RECORD, last)
+    return read_file(path, MAX_RECORD_BYTES, last)
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars and arrays, paths and tuples as what strict JSON holds."""
-    # NumPy's and pandas's, without importing either.
+    """Convert NumPy scalars and arrays, paths and tuples to values of strict JSON."""
+    # NumPy and pandas values have `tolist`; testing for it needs no import of these packages.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    # JSON has no such numbers, and other readers than Python refuse the file.
+    # Strict JSON has no NaN or infinity, and readers other than Python reject them.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):
@@ -148,11 +161,11 @@ def _plain(value: Any) -> Any:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def safe_name(text: str, limit: int = LONGEST_NAME) -> str:
-    """Make a file name: no separators, no hidden or empty name, at most `limit` ASCII bytes.
+def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
+    """Return a valid file name: no separators, not hidden, not empty, at most `limit` ASCII bytes.
 
-    What does not fit is cut and replaced by eight digits of the text's SHA-256, so that two
-    long names that differ at the end stay two names.
+    A longer text is cut, and eight hex digits of its SHA-256 follow. Two long names that differ at
+    the end thus stay different.
     """
     name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
     if len(name) <= limit:
@@ -161,7 +174,10 @@ def safe_name(text: str, limit: int = LONGEST_NAME) -> str:
 
 
 def new_run_directory(parent: Path | str, name: str) -> Path:
-    """Make `<name>` under parent, or `<name>-2`, `<name>-3`, …: mkdir decides every race."""
+    """Create the directory `<name>` under parent, or `<name>-2`, `<name>-3`, … if it exists.
+
+    Two processes never get the same directory, because mkdir is atomic.
+    """
     base = safe_name(name)
     for number in count(1):
         directory = Path(parent) / (base if number == 1 else f"{base}-{number}")
@@ -174,85 +190,90 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 
 
 def run_directory(name: str) -> Path:
-    """A new run directory: in the folder of this process's job, else of interactive runs."""
+    """Create a run directory in the folder of this process's job, or of interactive runs."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
-    # Resolved: a Run is found also when the notebook has changed its folder.
+    # The resolved path stays valid when the notebook changes its working directory.
     return new_run_directory(folder.resolve(), name)
 
 
 def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields) -> Path:
-    """Make `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
+    """Create `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
 
-    Args: root, the folder of all runs; notebook, the name or path of what will run (only a relative
-    path is recorded whole); parameters, what differs from the notebook's own values.
+    Args:
+        root: Folder of all runs.
+        notebook: Name or path of the notebook; only a relative path is recorded in full.
+        parameters: Parameters that differ from the notebook's defaults.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
     make_folder(folder, root)
     with _locked(folder):
-        taken = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
-        number = 1 + max((int(match[1]) for match in taken if match), default=0)
+        matches = [re.match(r"(\d+)(_|$)", entry.name) for entry in folder.iterdir()]
+        number = 1 + max((int(match[1]) for match in matches if match), default=0)
         directory = folder / job_name(number, parameters)
         directory.mkdir()
-    queue(directory, notebook, parameters)
+    mark_queued(directory, notebook, parameters)
     return directory
 
 
 def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -> Path | None:
-    """The newest job of a notebook with these parameters, if it ended before it was completed.
+    """Return the newest job of a notebook with these parameters if it failed or was interrupted.
 
-    Args: as of `new_job_directory`, whose folder and status "queued" it has again then.
+    The status of the returned job is set to "queued".
+
+    Args: See `new_job_directory`.
 
     Raises:
-        UnsafeFile: in its folder is a link, or what else is neither file nor folder.
+        UnsafeFile: The job's folder contains a symbolic link, or an entry that is neither file nor
+            folder.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
-    jobs = {each.parent for each in folder.glob("*/params.yaml")}
+    jobs = {path.parent for path in folder.glob("*/params.yaml")}
     named = [(re.fullmatch(r"(\d+)(.*)", job.name), job) for job in jobs]
-    found = [(int(match[1]), each) for match, each in named if match and match[2] == words]
-    _, newest = max(found, default=(0, None))
+    candidates = [(int(match[1]), path) for match, path in named if match and match[2] == words]
+    _, newest = max(candidates, default=(0, None))
     if newest is None or read_status(newest)["state"] not in ("interrupted", "failed"):
         return None
     check_folder(newest, root)
-    queue(newest, notebook, parameters)
+    mark_queued(newest, notebook, parameters)
     return newest
 
 
 def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:
-    """`<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
+    """Return a job's folder name: `<NNN>_<k=v,…>`, or `<NNN>` for a job without parameters."""
     words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
     return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
 
 
-def queue(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
-    """Write a job's params.yaml, and the status "queued" with these further fields."""
+def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
+    """Write a job's params.yaml, and its status "queued" together with further status fields."""
     import yaml
 
     values = _plain(dict(parameters))
-    # As a comment: the file can be given to `labkit run -f` as it is.
+    # The header is a YAML comment, so that `labkit run -f` accepts the file.
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
-    _write_status(directory, "queued", notebook=shown_path(notebook), **fields)
+    _write_status(directory, "queued", notebook=recorded_path(notebook), **fields)
 
 
-def shown_path(path: Path | str) -> str:
-    """A path as records have it: only a relative one is recorded whole."""
+def recorded_path(path: Path | str) -> str:
+    """Return a path for a record: only its last part, unless the path is relative."""
     path = Path(path)
     return path.name if path.is_absolute() else path.as_posix()
 
 
 def _short(value: JSON) -> str:
-    """A parameter's value in a folder name: of an absolute path only the last part."""
+    """Return a parameter's value for a folder name; of an absolute path, only the last part."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return Path(text).name if text.startswith(("/", "~")) else text
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's advisory lock: two numbering processes must not take the same number."""
+    """Hold the folder's advisory lock, so that two processes do not choose the same job number."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -261,11 +282,11 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# --- a run's life --------------------------------------------------------------------------------
+# --- status of a run -----------------------------------------------------------------------------
 
 
 def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
-    """Record what runs and where, then that it is running in this process."""
+    """Record the experiment and its environment, and that this process now works on the run."""
     write_json(directory / "experiment.json", experiment)
     if environment is not None:
         write_json(directory / "environment.json", environment)
@@ -273,9 +294,9 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
 
 
 def mark_running(directory: Path, **fields: JSON) -> None:
-    """Say that this process now works on the run or job, and whatever else there is to say."""
-    now_known = {"started": now(), "ended": None, "cause": None, "rank": None}
-    _write_status(directory, "running", **now_known | fields)
+    """Record that this process now works on the run or job, with further status fields."""
+    fields_now = {"started": now(), "ended": None, "cause": None, "rank": None}
+    _write_status(directory, "running", **fields_now | fields)
 
 
 def finish(
@@ -286,11 +307,16 @@ def finish(
     stopped: str | None = None,
     pruned: bool = False,
 ) -> None:
-    """Write all results, and only then the status "completed", or "interrupted" by what stopped it,
-    or "pruned".
+    """Write all results, and then the status: "completed", "interrupted" or "pruned".
 
-    Args: metrics, the record of metrics.json; history, columns (name -> values, a DataFrame too) or
-    rows (one mapping each), of HISTORY_COLUMNS and others; model, the bytes of a .keras file.
+    Args:
+        directory: Directory of the run.
+        metrics: Fields of the record metrics.json.
+        history: Table as columns (a DataFrame, or name to values) or as a list of rows (mappings).
+            The table has all HISTORY_COLUMNS, and may have further columns.
+        model: Bytes of the trained model's .keras file; None: no model is written.
+        stopped: Cause of an early end; None for a completed run.
+        pruned: True if a search ended the run because other trials were better.
     """
     if model is not None:
         write_atomically(directory / "model.keras", model)
@@ -298,38 +324,38 @@ def finish(
     if stopped is None:
         complete(directory)
     else:
-        end = prune if pruned else interrupt
-        end(directory, stopped)
+        mark = prune if pruned else interrupt
+        mark(directory, stopped)
 
 
 def write_results(
     directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
 ) -> None:
-    """Write metrics and history, as `finish` does, of a run that may go on."""
-    # Metrics come after it: who sees a run's metrics may read its history.
+    """Write metrics and history like `finish`, but no final status, because the run may go on."""
+    # Metrics are written after the history, so that a run with metrics always has a history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:
-    """Write rows as Parquet; no file where there are none."""
+    """Write rows as a Parquet file; without rows, no file is written."""
     import pyarrow as pa
 
     return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
-    """A table with at least these columns; where it is damaged, no rows, and a warning.
+    """Return a Parquet table with at least these columns; a damaged file only gives a warning.
 
-    Each column is checked to be of the kind that `columns` says; of others, to be numbers.
+    Each of these columns must have the stated type; all other columns must hold numbers.
     """
     import pyarrow as pa
 
     try:
-        # Not by pandas, which takes three times as long for a short one, and heeds its own notes.
-        table = read_parquet(read_file(path, LONGEST_TABLE))
-        if wrong := wrong_column(table, columns):
-            raise NotPlain(wrong)
+        # pandas.read_parquet takes three times as long for a short table, and trusts file metadata.
+        table = read_parquet(read_file(path, MAX_TABLE_BYTES))
+        if problem := column_problem(table, columns):
+            raise NotPlain(problem)
         return table.to_pandas(ignore_metadata=True)
     except NotPlain as error:
         reason = str(error)
@@ -338,55 +364,55 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"is damaged ({scrub(str(error))[:100]})"
     place = f"{path.parent.name}/{path.name}"
-    warnings.warn(f"{place} {reason}; its run is shown without it", stacklevel=2)
+    warnings.warn(f"{place} {reason}; the run is shown without this table", stacklevel=2)
     return empty_table(columns)
 
 
 def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
-    """A table of these columns and their types without rows."""
+    """Return a table with these columns and types, and no rows."""
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
 
 
 def complete(directory: Path) -> None:
-    """Say that all is written; for a notebook's job, that its last cell ended well."""
+    """Record that a run's files are written, or that a notebook job's last cell succeeded."""
     _write_status(directory, "completed", ended=now())
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
-    """Record a failure: its cause, without paths or names of this machine, and the first rank."""
+    """Record a failure with its cause, without local paths and names, and the first failed rank."""
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def interrupt(
     directory: Path, cause: str = "interrupted by the user", rank: int | None = None
 ) -> None:
-    """Record that a person, a limit or a signal stopped the run, or one of its ranks."""
+    """Record that a user, a limit or a signal stopped the run or one of its ranks."""
     _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def prune(directory: Path, cause: str) -> None:
-    """Record that a search has ended the run: it promised less than others."""
+    """Record that a search ended the run because other trials were better."""
     _write_status(directory, "pruned", ended=now(), cause=scrub(cause))
 
 
-def give_reason(directory: Path, cause: str) -> None:
-    """Tell who works for this job why it is about to be interrupted."""
-    with suppress(OSError):  # then the interrupt comes without a reason
+def write_reason(directory: Path, cause: str) -> None:
+    """Write the reason for an interrupt to a file that the job's own process reads."""
+    with suppress(OSError):  # Without the file, the job is interrupted without a reason.
         write_atomically(directory / _REASON, cause)
 
 
-def reason(directory: Path) -> str | None:
-    """Why this job is being interrupted; None where nobody has said."""
+def read_reason(directory: Path) -> str | None:
+    """Return the reason why this job is being interrupted, or None."""
     try:
         return read_bytes(directory / _REASON).decode(errors="replace")
     except FileNotFoundError:
         return None
 
 
-def forget_reason(directory: Path) -> None:
-    """The job has ended: its status says why."""
+def clear_reason(directory: Path) -> None:
+    """Remove the file with the reason of an interrupt; the job's status now contains the reason."""
     with suppress(OSError):
         (directory / _REASON).unlink(missing_ok=True)
 
@@ -394,7 +420,10 @@ def forget_reason(directory: Path) -> None:
 def end_orphans(
     job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
 ) -> None:
-    """Record the end of a job's runs whose process ends with the job and cannot say so itself."""
+    """Record the end of a job's unfinished runs, whose process ended without recording it.
+
+    Runs whose process is still alive get up to `seconds` to end.
+    """
     end = time.monotonic() + seconds
     for run in runs_of(job):
         path = run / "status.json"
@@ -407,109 +436,113 @@ def end_orphans(
 
 
 def runs_of(job: Path) -> list[Path]:
-    """The runs in a job's folder; a link there is none, for its runs are another folder's."""
+    """Return the runs in a job's folder, without symbolic links to runs in other folders."""
     return sorted(path.parent for path in job.glob("*/status.json") if not path.parent.is_symlink())
 
 
 def read_status(directory: Path) -> Record:
-    """The status record; "running" without its process reads as "interrupted"."""
+    """Return the status record; a "running" run without its process reads as "interrupted"."""
     return checked_status(read_json(directory / "status.json"), directory)
 
 
 def checked_status(status: Record, directory: Path | str) -> Record:
-    """A status as `read_status` gives it, of what a directory's record says."""
+    """Return the status that `read_status` derives from a directory's status record."""
     if status.get("state") not in STATES:
         raise LabkitError(
             f"{os.path.basename(directory)}/status.json has the state "
-            f"{short(status.get('state'))}, allowed are {', '.join(STATES)}"
+            f"{short(status.get('state'))}; allowed: {', '.join(STATES)}"
         )
-    if status["state"] == "running" and (kept := kept_elsewhere(Path(directory), status)):
-        return kept
+    if status["state"] == "running" and (elsewhere := fallback_status(Path(directory), status)):
+        return elsewhere
     if status["state"] == "running" and not is_alive(status):
         status |= {"state": "interrupted", "cause": "its process is gone"}
     return status
 
 
-def kept_elsewhere(directory: Path, status: Record) -> Record | None:
-    """How the same attempt ended that could not say so in its own folder."""
+def fallback_status(directory: Path, status: Record) -> Record | None:
+    """Return the final status that was written to the runtime folder instead, or None.
+
+    A status of an earlier attempt in the same directory does not count.
+    """
     try:
-        kept = read_json(_elsewhere(directory))
-    except LabkitError:  # there is none, as a rule
+        record = read_json(_fallback_path(directory))
+    except LabkitError:  # the usual case: no such record
         return None
-    return kept if kept.get("started") == status.get("started") else None
+    return record if record.get("started") == status.get("started") else None
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
-    """Update the record: fields that are not given keep their values."""
-    # Only the process that works on a run writes here, so that reading before writing is no race.
+    """Update the status record; fields that are not passed keep their values."""
+    # Only one process writes a run's status, so that reading before writing causes no race.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
-    known = read_json(path) if path.exists() else blank
-    record = known | this_process() | {"state": state} | fields
+    previous = read_json(path) if path.exists() else blank
+    record = previous | this_process() | {"state": state} | fields
     try:
         write_json(path, record)
     except OSError as error:
         if not fields.get("ended"):
-            raise  # at its beginning there is nothing to lose
-        _keep_elsewhere(directory, record, error)
+            raise  # At a run's start, there are no results to save.
+        _write_fallback_status(directory, record, error)
 
 
-def _keep_elsewhere(directory: Path, record: Record, error: OSError) -> None:
-    """A full or read-only disk: keep how it ended where something can be written, or say it."""
-    told = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
-    line = f"labkit: {shown_path(directory.name)}/status.json: {error.strerror}; {told}"
+def _write_fallback_status(directory: Path, record: Record, error: OSError) -> None:
+    """Write a final status to the runtime folder, because the run's disk is full or read-only."""
+    outcome = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
+    line = f"labkit: {recorded_path(directory.name)}/status.json: {error.strerror}; {outcome}"
     try:
-        kept = write_json(_elsewhere(directory), record)
-        print(f"{line}; kept in {kept}", file=sys.stderr, flush=True)
+        written = write_json(_fallback_path(directory), record)
+        print(f"{line}; written to {written} instead", file=sys.stderr, flush=True)
     except OSError:
-        print(f"{line}; kept nowhere", file=sys.stderr, flush=True)
+        print(f"{line}; the status could not be written anywhere", file=sys.stderr, flush=True)
 
 
-def _elsewhere(directory: Path) -> Path:
-    """Where the status of a run or job is whose own folder cannot be written."""
+def _fallback_path(directory: Path) -> Path:
+    """Return the path of the status of a run or job whose own folder is not writable."""
     name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
     return runtime_folder("records") / f"{name}.json"
 
 
 def this_process() -> Record:
-    """What tells this process from a later one under the same number."""
+    """Return status fields that distinguish this process from a later one with the same pid."""
     import psutil
 
-    # First: what is told of a process then is relative to this.
+    # The boot time is read first, because process times are relative to it.
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
-    told = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
-    return told | ({"element": os.environ[ELEMENT]} if ELEMENT in os.environ else {})
+    identity = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
+    return identity | ({"element": os.environ[ELEMENT]} if ELEMENT in os.environ else {})
 
 
 def is_alive(status: Record) -> bool:
-    """Whether the recorded process still runs, and is not another one under the same number.
+    """Return True if the recorded process still runs, and no other process has reused its pid.
 
-    That of an element of Slurm's counts as alive elsewhere: only Slurm knows.
+    The process of a Slurm array task always counts as alive, unless this process belongs to the
+    same task, because only Slurm knows.
     """
     import psutil
 
     if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
     pid = status.get("pid")
-    # A stranger's record may say anything: True, -1 and 0 are no numbers of processes.
+    # A foreign record may contain invalid process numbers: True, -1 and 0.
     if type(pid) is not int or pid <= 0:
         return False
     try:
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         started = process.create_time()
-        # Some seconds of tolerance: the system tells it relative to its own start, which is
-        # rounded. That moves when the clock is set; the time since then does not.
+        # The system computes the start from its rounded boot time, so 2 s are tolerated. Setting
+        # the clock changes the boot time, but not the seconds from boot to start.
         same = abs(started - float(status["process_started"])) < 2.0
-        same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < SAME
+        same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < START_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
 def _parquet(history: Rows | pandas.DataFrame) -> bytes:
-    """The history as Parquet, the known columns in their order and types, others after them."""
+    """Return the history as Parquet: HISTORY_COLUMNS in order and type, then other columns."""
     import pyarrow as pa
 
     if isinstance(history, Sequence):
@@ -520,11 +553,15 @@ def _parquet(history: Rows | pandas.DataFrame) -> bytes:
     missing = [name for name in HISTORY_COLUMNS if name not in columns]
     if missing:
         raise LabkitError(
-            f"a history without {', '.join(missing)}; needed are {', '.join(HISTORY_COLUMNS)}"
+            f"a history without {', '.join(missing)}; required: {', '.join(HISTORY_COLUMNS)}"
         )
-    known = {name: pa.array(columns[name], type=kind) for name, kind in HISTORY_COLUMNS.items()}
-    others = {name: pa.array(values) for name, values in columns.items() if name not in known}
-    return _compressed(pa.table(known | others))
+    known_columns = {
+        name: pa.array(columns[name], type=kind) for name, kind in HISTORY_COLUMNS.items()
+    }
+    others = {
+        name: pa.array(values) for name, values in columns.items() if name not in known_columns
+    }
+    return _compressed(pa.table(known_columns | others))
 
 
 def _compressed(table: pa.Table) -> bytes:
@@ -537,5 +574,5 @@ def _compressed(table: pa.Table) -> bytes:
 
 
 def now() -> str:
-    """This moment, as records have it."""
+    """Return the present time in the format of records: UTC, ISO 8601, with milliseconds."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

@@ -1,8 +1,8 @@
-"""What ranks tell while they train: files in the run's directory, which any process may read.
+"""The live messages of a running run: files in its directory that any process may read.
 
-A line is a kind and a record: `doing` says what the ranks are at, `plan` how many steps an epoch
-has, `step` is a row of the history, `epoch` the metrics after an epoch, `fault` what the death of
-ranks has cost that spares have replaced.
+Each line is one message: a kind and a record. A record of kind `doing` has the present activity of
+the ranks. `plan` has the steps per epoch, `step` a row of the history, and `epoch` the metrics
+after an epoch. `fault` has the cost of rank failures after which spare ranks took over.
 """
 
 from __future__ import annotations
@@ -22,139 +22,143 @@ from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records import store
 from labkit.records.store import Record
 
-PRUNED = "pruned"  # why a search asks a run to end: it promises less than others
-FOLDER = "live"  # in the run's directory, while it runs
-STOP = "stop"  # there, once someone wants training to end
-SUBMITTER = "submitter.json"  # there, by which ranks know it for the one that was meant
-MOST_NEW = 2**26  # bytes of a rank that are read at once
-Told = tuple[str, Record]
+PRUNED = "pruned"  # content of the stop file if a search ends a run that is worse than others
+FOLDER = "live"  # subfolder of a run's directory while the run is active
+STOP = "stop"  # file in this folder that requests the end of training
+SUBMITTER = "submitter.json"  # file in this folder that identifies the submitting process
+MAX_READ_BYTES = 2**26  # maximum bytes that one read takes from a rank's file
+Message = tuple[str, Record]
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
-def _is_told(kind: Any, record: Any) -> bool:
-    """Return whether this is a kind, and a record that has what its readers take for granted."""
+def _is_message(kind: Any, record: Any) -> bool:
+    """Return True if a message has a kind and a record with valid numbers."""
     if not isinstance(kind, str) or not isinstance(record, dict):
         return False
-    given = {name: record[name] for name in ("step", "rank", "epoch") if name in record}
-    places = all(is_number(value) and abs(value) < 2**53 for value in given.values())
-    return places and ("step" in given or kind not in ("step", "epoch"))
+    numbers = {name: record[name] for name in ("step", "rank", "epoch") if name in record}
+    valid = all(is_number(value) and abs(value) < 2**53 for value in numbers.values())
+    return valid and ("step" in numbers or kind not in ("step", "epoch"))
 
 
 def make_stream(folder: Path, submitter: Record) -> None:
-    """Make the folder of a stream, for a process that submits a run."""
+    """Create a run's stream folder, with a file that identifies the submitting process."""
     folder.mkdir()
     store.write_atomically(folder / SUBMITTER, json.dumps(submitter))
 
 
-def sees(folder: Path, submitter: Record) -> bool:
-    """Whether this host has the very folder of a stream, not another one of its name, or none."""
+def is_shared(folder: Path, submitter: Record) -> bool:
+    """Return True if this host sees the submitter's folder, not another one of the same path."""
     try:
         return bool(json.loads(read_file(folder / SUBMITTER, root=folder.parent)) == submitter)
     except OSError:
         return False
 
 
-def lines(kind: str, records: Sequence[Record]) -> str:
-    """Records of a kind, as they stand in the file of a rank."""
+def encode_lines(kind: str, records: Sequence[Record]) -> str:
+    """Return records of one kind as message lines for a rank's file."""
     return "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
 
 
-class Writer:
-    """One rank's side.
+class StreamWriter:
+    """The writer of one rank's file in a stream.
 
     Args:
-        folder: of the stream.
-        rank: whose file it is.
-        submitter: the process that will write the record, see `store.this_process`, and its
-            `host`.
+        folder: Folder of the stream.
+        rank: Number of the rank that writes the file.
+        submitter: Identity of the process that submitted the run and will write its records: the
+            fields of `store.this_process`, and `host`.
     """
 
     def __init__(self, folder: Path, rank: int, submitter: Record) -> None:
         self._folder, self._submitter = folder, submitter
         self._path = folder / f"rank{rank}.jsonl"
-        self._lost = False
+        self._failed = False
 
     def write(self, kind: str, records: Sequence[Record]) -> None:
-        """Append records of a kind; nothing more once that has failed."""
-        self.append(lines(kind, records))
+        """Append messages of one kind to the file; after a failed write, write nothing more."""
+        self.append(encode_lines(kind, records))
 
-    def append(self, told: str) -> None:
-        """The same of lines."""
-        if self._lost:
+    def append(self, text: str) -> None:
+        """Append lines to the rank's file; after a failed write, write nothing more."""
+        if self._failed:
             return
-        # Lost until the write has succeeded: whatever ends it, nothing follows half a line.
-        self._lost = True
-        # Training goes on unwatched: a run that was given up has no folder any more, and a full
-        # disk may have cut a line, which readers take for one that is not yet whole.
+        # The flag is cleared only after a complete write, so that nothing follows a partial line.
+        self._failed = True
+        # Training continues without the stream: the folder of an abandoned run is removed, and a
+        # full disk may truncate a line. Readers treat a truncated line as incomplete.
         with suppress(OSError):
             with os.fdopen(open_file(self._path, _APPEND, self._folder.parent), "a") as file:
-                file.write(told)
-            self._lost = False
+                file.write(text)
+            self._failed = False
 
     def stop_asked(self) -> bool:
-        """Whether someone wants training to end, or nobody is left who would keep its result."""
+        """Return True if a user or a search asks for a stop, or if the submitter is dead."""
         return (self._folder / STOP).exists() or self._is_abandoned()
 
     def _is_abandoned(self) -> bool:
-        # On another host the number of a process says nothing.
+        # On another host, the submitter's process number is meaningless.
         here = self._submitter.get("host") == socket.gethostname()
         return here and not store.is_alive(self._submitter)
 
 
-class Reader:
-    """The side of those who watch; each has a place of its own in every file."""
+class StreamReader:
+    """A reader of a stream's messages; each reader has its own position in every rank's file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._places: dict[Path, int] = {}
-        self._is_odd = False
+        self._positions: dict[Path, int] = {}
+        self._has_warned = False
 
-    def read(self) -> list[Told]:
-        """What has come since the last call, rank by rank; nothing once the folder is gone."""
-        told: list[Told] = []
+    def read(self) -> list[Message]:
+        """Return the messages since the last call, by rank; none after the folder is removed."""
+        messages: list[Message] = []
         for path in sorted(self.folder.glob("rank*.jsonl")):
             with suppress(FileNotFoundError, UnsafeFile):
-                told += filter(None, map(self._record, self._new(path).splitlines()))
-        return told
+                messages += filter(None, map(self._record, self._new(path).splitlines()))
+        return messages
 
     def _new(self, path: Path) -> bytes:
-        """Return the lines of a file that have come since the last call, MOST_NEW bytes at most."""
+        """Return a file's complete new lines since the last call, at most MAX_READ_BYTES."""
         with os.fdopen(open_file(path, root=self.folder.parent), "rb") as file:
-            # Only what is new is read: a long run has many rows, and is looked at twice a second.
-            file.seek(self._places.get(path, 0))
-            content = file.read(MOST_NEW)
-            whole, end, _ = content.rpartition(b"\n")  # a line may be half written
-            if not end and len(content) == MOST_NEW:  # no line of labkit's is as long
-                end = content
-        self._places[path] = self._places.get(path, 0) + len(whole) + len(end)
-        return whole
+            # Reading starts at the last position, because long files are read twice per second.
+            file.seek(self._positions.get(path, 0))
+            content = file.read(MAX_READ_BYTES)
+            # The last line may be incomplete, and is then left for the next call.
+            complete_lines, newline, _ = content.rpartition(b"\n")
+            if (
+                not newline and len(content) == MAX_READ_BYTES
+            ):  # labkit writes no line of this length, so it is skipped
+                newline = content
+        self._positions[path] = self._positions.get(path, 0) + len(complete_lines) + len(newline)
+        return complete_lines
 
-    def _record(self, line: bytes) -> Told | None:
-        """Return what a line tells; None, with one warning for all, where it is odd."""
+    def _record(self, line: bytes) -> Message | None:
+        """Return the message of a line, or None (with one warning per reader) if it is invalid."""
         try:
-            told = read_plain_json(line, strict=False)
-            if isinstance(told, list) and len(told) == 2 and _is_told(*told):
-                return told[0], told[1]
+            message = read_plain_json(line, strict=False)
+            if isinstance(message, list) and len(message) == 2 and _is_message(*message):
+                return message[0], message[1]
         except NotPlain:
             pass
-        if not self._is_odd:
-            self._is_odd = True
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
-                f"{self.folder.parent.name}/{FOLDER} has odd lines: left out", stacklevel=3
+                f"{self.folder.parent.name}/{FOLDER} has invalid lines; they are skipped",
+                stacklevel=3,
             )
         return None
 
-    def stop(self, why: str = "") -> None:
-        """Ask the ranks to end training after the same step."""
-        with suppress(FileNotFoundError):  # it has ended
-            replace_file(self.folder / STOP, why.encode(), self.folder.parent)
+    def stop(self, reason: str = "") -> None:
+        """Request that all ranks end training, after a common step."""
+        with suppress(FileNotFoundError):  # The run has ended, and its stream is removed.
+            replace_file(self.folder / STOP, reason.encode(), self.folder.parent)
 
-    def wants_stop(self) -> bool:
-        """Whether somebody wants training to end."""
+    def is_stop_requested(self) -> bool:
+        """Return True if a user or a search has requested the end of training."""
         return (self.folder / STOP).exists()
 
-    def asked_to_prune(self) -> bool:
-        """Whether that was asked because the run promises less than others."""
+    def is_prune_requested(self) -> bool:
+        """Return True if a search has requested the run's end, because other trials are better."""
         with suppress(FileNotFoundError):
             return read_file(self.folder / STOP, root=self.folder.parent) == PRUNED.encode()
         return False

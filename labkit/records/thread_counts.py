@@ -1,4 +1,4 @@
-"""What a step takes at each number of threads, and from which number on more is less."""
+"""Step times by number of threads, and the number of threads from which steps get slower."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import pandas
 
-KINDS = ("intra", "inter")  # threads within an operation, and between operations
+KINDS = ("intra", "inter")  # threads within an operation, and threads for parallel operations
 
 
-class Timed(NamedTuple):
-    """The median step of one turn, ms."""
+class StepTime(NamedTuple):
+    """The median step time in ms of one repeat, for one batch size and pair of thread counts."""
 
     batch: int
     intra: int
@@ -25,66 +25,67 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class ThreadSweep:
-    """What was measured.
+    """Step times at all measured numbers of threads.
 
     Attributes:
-        timed: a row a turn.
-        cores: that the processes had.
+        timed: One row per batch size, pair of thread counts, and repeat.
+        cores: Number of CPU cores that the processes use.
     """
 
-    timed: Sequence[Timed]
+    timed: Sequence[StepTime]
     cores: int
 
-    def frame(self) -> pandas.DataFrame:
-        """A row a turn: batch, intra, inter, repeat, step_ms."""
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return the measurements as a table with columns batch, intra, inter, repeat, step_ms."""
         import pandas as pd
 
         return pd.DataFrame(list(self.timed))
 
 
 def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
-    """A row a batch and pair of counts: the median step over repeats, its least and most, ms."""
-    timed = sweep.frame().groupby(["batch", "intra", "inter"])["step_ms"]
+    """Return median, minimum and maximum of ms per step over repeats, by batch and threads."""
+    timed = sweep.to_dataframe().groupby(["batch", "intra", "inter"])["step_ms"]
     columns = {"step_ms": "median", "step_ms_low": "min", "step_ms_high": "max"}
     return timed.agg(**columns).reset_index()
 
 
 def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
-    r"""From which number of threads on a step takes longer, for each batch and kind of thread.
+    r"""Return the number of threads from which a step gets slower, by batch and kind of thread.
 
-    The other kind's number stays that of the shortest step. With \(t_r(k)\) the step with \(k\)
-    threads in repeat \(r\) and \(k^*\) the number of the shortest median, more is less from the
-    least \(k > k^*\) from which on \(t_r(k)/t_r(k^*)\) is above 1 for every number of the sweep, in
-    every repeat (`less_from`, missing where there is none, or only one repeat); `ratio` is its
-    median there, with its least and greatest.
+    The number of threads of the other kind stays that of the fastest step. Let \(t_r(k)\) be the
+    step time with \(k\) threads in repeat \(r\), and \(k^*\) the number with the shortest median.
+    `less_from` is the least \(k > k^*\) from which \(t_r(k)/t_r(k^*)\) exceeds 1 for all numbers
+    and repeats. `less_from` is missing if no such \(k\) exists, or with only one repeat. `ratio` is
+    the median ratio at `less_from`, with its minimum and maximum.
     """
     import pandas as pd
 
-    return pd.DataFrame([row for batch in _batches(sweep) for row in _turnings(sweep, batch)])
+    return pd.DataFrame([row for batch in _batches(sweep) for row in _slowdowns(sweep, batch)])
 
 
 def _batches(sweep: ThreadSweep) -> list[int]:
-    return list(dict.fromkeys(each.batch for each in sweep.timed))
+    return list(dict.fromkeys(measurement.batch for measurement in sweep.timed))
 
 
-def _turnings(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str]]:
-    timed = sweep.frame()
+def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str]]:
+    timed = sweep.to_dataframe()
     steps = timed[timed["batch"] == batch].pivot_table(
         index="repeat", columns=list(KINDS), values="step_ms"
     )
     best: tuple[int, int] = steps.median().idxmin()
-    for place, kind in enumerate(KINDS):
-        # All pairs that differ from the best one in this kind alone, fewest threads first.
-        along = sorted(pair for pair in steps if pair[1 - place] == best[1 - place])
+    for index, kind in enumerate(KINDS):
+        # Candidates differ from the best pair in this kind of thread only; fewest threads come
+        # first.
+        candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
-        row |= {"threads": kind, "best": best[place], "other": best[1 - place]}
-        row |= {"best_ms": float(steps[best].median()), "most": along[-1][place]}
+        row |= {"threads": kind, "best": best[index], "other": best[1 - index]}
+        row |= {"best_ms": float(steps[best].median()), "most": candidates[-1][index]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
-        # From the most threads down, as long as all repeats are slower; one repeat tells nothing.
-        for pair in along[: along.index(best) : -1] if len(steps) > 1 else []:
+        # The search starts at the most threads, and ends when any repeat is not slower.
+        for pair in candidates[: candidates.index(best) : -1] if len(steps) > 1 else []:
             ratio = steps[pair] / steps[best]
             if ratio.min() <= 1:
                 break
-            row |= {"less_from": pair[place], "ratio": float(ratio.median())}
+            row |= {"less_from": pair[index], "ratio": float(ratio.median())}
             row |= {"ratio_low": float(ratio.min()), "ratio_high": float(ratio.max())}
         yield row

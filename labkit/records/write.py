@@ -1,4 +1,4 @@
-"""What is kept of a run when its ranks have ended."""
+"""The writer of a run's records after its ranks have ended."""
 
 from __future__ import annotations
 
@@ -21,99 +21,107 @@ from labkit.records.store import Rows
 def write(
     directory: Path,
     experiment: Experiment,
-    found: Mapping[int, RankResult],
-    why: str | None,
+    results: Mapping[int, RankResult],
+    reason: str | None,
     pruned: bool = False,
-    told: Sequence[Row] = (),
+    dead_rows: Sequence[Row] = (),
     faults: Rows = (),
     dead: Sequence[int] = (),
 ) -> None:
     """Write results and the final status of a run.
 
     Args:
-        directory: of the run.
-        experiment: what was run.
-        found: what ranks returned, in their order; nothing where they were stopped before.
-        why: they were stopped, where the one that waited for them did it.
-        pruned: they were stopped by a search, if they were stopped.
-        told: rows of ranks that died.
-        faults: times that it was begun anew, before what was run last.
-        dead: ranks that died while that was run.
+        directory: Directory of the run.
+        experiment: Experiment that was run.
+        results: Results by rank, in rank order; empty if the ranks were stopped early.
+        reason: Reason why the submitting process stopped the ranks; None if it did not.
+        pruned: True if a search stopped the ranks because other trials were better.
+        dead_rows: History rows of ranks that died.
+        faults: Records of restarts before the last attempt.
+        dead: Numbers of the ranks that died in the last attempt.
     """
-    ranks = list(found.values())
-    whole = next((rank.whole for rank in ranks if rank.whole is not None), None)
-    if whole is None:
-        who = why or "interrupted"
-        store.interrupt(directory, f"{who}, before the ranks had a result")
+    ranks = list(results.values())
+    run_result = next((rank.whole for rank in ranks if rank.whole is not None), None)
+    if run_result is None:
+        cause = reason or "interrupted"
+        store.interrupt(directory, f"{cause}, before the ranks had a result")
         return
-    staleness = _staleness(event for rank in ranks for event in rank.interleaving)
+    staleness = _staleness(event for rank in ranks for event in rank.update_log)
     rows = [
         {**row, **staleness.get((row["rank"], row["step"]), {}), "seed": experiment.seed}
-        for own in (*(rank.rows for rank in ranks), told)
-        for row in own
+        for rank_rows in (*(rank.rows for rank in ranks), dead_rows)
+        for row in rank_rows
     ]
-    # Ranks return their rows one rank after the other; a history goes by steps.
+    # The rows are grouped by rank, but a history is ordered by step.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
-    store.write_json(directory / "environment.json", whole.environment)
+    store.write_json(directory / "environment.json", run_result.environment)
     tables = {
-        "timeline": timeline_rows(_timelines(found)),
-        "microscope": [row for rank in ranks for row in rank.microscope],
-        "layers": [{"rank": k} | row for k, rank in found.items() for row in rank.layers],
+        "timeline": timeline_rows(_timelines(results)),
+        "compression_stats": [row for rank in ranks for row in rank.compression_stats],
+        "layers": [{"rank": k} | row for k, rank in results.items() for row in rank.layers],
     }
     for name, table in tables.items():
         store.write_table(directory / f"{name}.parquet", table)
-    events = [event for rank in ranks for event in rank.interleaving]
-    store.write_table(directory / "interleaving.parquet", events)
+    events = [event for rank in ranks for event in rank.update_log]
+    store.write_table(directory / "update_log.parquet", events)
     stopped = None
-    if why or ranks[0].stopped:
-        pruned = pruned and not why
-        who = why or ("pruned" if pruned else "stopped by the user")
-        stopped = f"{who} after {_reached(rows)} steps"
-    metrics = summarise(experiment, rows, found, whole)
-    late = behind_the_end(dead, whole.faults, max(row["step"] for row in rows) + 1)
-    metrics["faults"] = [*faults, *whole.faults, *late]
-    store.finish(directory, metrics, rows, whole.model, stopped, pruned)
+    if reason or ranks[0].stopped:
+        pruned = pruned and not reason
+        cause = reason or ("pruned" if pruned else "stopped by the user")
+        stopped = f"{cause} after {_step_count(rows)} steps"
+    metrics = summarise(experiment, rows, results, run_result)
+    unreported = unreported_deaths(dead, run_result.faults, max(row["step"] for row in rows) + 1)
+    metrics["faults"] = [*faults, *run_result.faults, *unreported]
+    store.finish(directory, metrics, rows, run_result.model, stopped, pruned)
 
 
-def behind_the_end(
+def unreported_deaths(
     dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
 ) -> list[dict[str, Any]]:
-    """The fault of ranks that died when all steps were taken, and that no rank has met.
+    """Return a fault record of ranks that died after the last step, unnoticed by the other ranks.
 
-    >>> behind_the_end([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
+    >>> unreported_deaths([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
     [0]
     """
-    known = [rank for fault in faults for rank in fault["ranks"]]
-    late = [rank for rank in dead if rank not in known][: max(0, len(dead) - len(known))]
-    fault = {"ranks": late, "step": int(step), "repeated": 0, "source": "the result", "seconds": {}}
-    return [fault] if late else []
+    reported = [rank for fault in faults for rank in fault["ranks"]]
+    unreported = [rank for rank in dead if rank not in reported][
+        : max(0, len(dead) - len(reported))
+    ]
+    fault = {
+        "ranks": unreported,
+        "step": int(step),
+        "repeated": 0,
+        "source": "the result",
+        "seconds": {},
+    }
+    return [fault] if unreported else []
 
 
-def _timelines(found: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
-    """Of each rank, on one clock; nothing of those that died."""
-    for number in range(1 + max(found)):
-        rank = found.get(number)
+def _timelines(results: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
+    """Yield each rank's timeline on the clock of rank 0; an empty timeline for a rank that died."""
+    for number in range(1 + max(results)):
+        rank = results.get(number)
         yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)
 
 
-def _reached(rows: Sequence[Row]) -> str:
-    """How many steps the ranks have taken: one number, or from the fewest to the most."""
+def _step_count(rows: Sequence[Row]) -> str:
+    """Return the number of steps that the ranks have completed, as one number or as a range."""
     counts = Counter(row["rank"] for row in rows).values()
     fewest, most = min(counts), max(counts)
     return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
-    """Of each gradient that was applied, by worker and step: the mean over servers."""
-    found: dict[tuple[float, float], list[float]] = defaultdict(list)
+    """Return each applied gradient's staleness, averaged over servers, by (worker, step)."""
+    samples: dict[tuple[float, float], list[float]] = defaultdict(list)
     for event in events:
         if event["update"] >= 0:
-            found[event["worker"], event["step"]].append(event["staleness"])
-    return {key: {"staleness": statistics.mean(each)} for key, each in found.items()}
+            samples[event["worker"], event["step"]].append(event["staleness"])
+    return {key: {"staleness": statistics.mean(values)} for key, values in samples.items()}
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:
-    """Write what each rank printed, behind what it did before the run was taken up again."""
+    """Append each rank's printed output to its log, which a resumed run already has."""
     folder = directory / "logs"
     make_folder(folder, directory)
     for rank, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""One HTML file that a colleague opens offline: the runs, their figures, how to make them again."""
+"""Reports: one HTML file for offline use, with runs, figures, and commands to reproduce them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
-from labkit.figures import comparison_reading, has_grid, microscope, search_history
-from labkit.figures.kit.entries import Entry, clock_and_network, settings
+from labkit.figures import compression_stats, has_grid, search_history, summarize_comparison
+from labkit.figures.kit.entries import RunEntry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
 from labkit.figures.runs.parameters import heat_sheet, parallel_sheet
 from labkit.figures.runs.scatter import pareto_sheet
 from labkit.records import store
-from labkit.records.analysis.search_results import folders, searched
+from labkit.records.analysis.search_results import folders, search_result
 from labkit.records.run import Run, flatten, load_runs
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import completed_seeds
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
-from labkit.report.jobs import command, commands, notebooks, without_runs
+from labkit.report.jobs import command, commands, jobs_without_runs, notebooks
 from labkit.report.table import table_of
 
 if TYPE_CHECKING:
@@ -37,35 +37,40 @@ Runs = Iterable[Run | Path | str] | Run | Path | str
 def report(
     runs: Runs, path: Path | str = "report.html", notebook: Path | str | None = None
 ) -> Path:
-    """Write the report of some runs; the file needs no other and asks no host for anything.
+    """Write a report of runs as one HTML file that needs no other file and no network.
 
-    Args: runs, a list of Run, a folder of runs, or several; path, the file to write; notebook, an
-    executed notebook to show (by default that of the job in which all of the runs lie; where they
-    lie in several, each notebook once, without the outputs of any).
+    If the folder contains a notebook job without runs, the report shows the job's notebook.
 
-    A job that has trained nothing makes a page of its notebook.
+    Args:
+        runs: Runs, or folders of runs; one or several.
+        path: HTML file to write.
+        notebook: Executed notebook to show; default: the notebook of the job that contains all
+            runs. If several jobs made the runs, each notebook appears once, without outputs.
 
-    Raises: LabkitError where there is neither, or the notebook cannot be read.
+    Raises:
+        LabkitError: There are neither runs nor a notebook, or the notebook cannot be read.
     """
-    found = _runs(runs)
-    if not found:
+    run_list = _runs(runs)
+    if not run_list:
         return _without_runs(runs, Path(path), notebook)
-    executed = {Path(notebook): True} if notebook is not None else notebooks(found)
-    shown = _shown(executed, notebook is not None)
+    executed = {Path(notebook): True} if notebook is not None else notebooks(run_list)
+    notebook_pages = _shown(executed, notebook is not None)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return store.write_atomically(path, _page(found, executed, shown))
+    return store.write_atomically(path, _page(run_list, executed, notebook_pages))
 
 
 def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
-    """The report of notebooks that trained nothing: what they show, and how to make it again."""
-    given = [runs] if isinstance(runs, Run | Path | str) else list(runs)
-    jobs = without_runs([Path(each) for each in given if not isinstance(each, Run)])
-    shown = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
-    if not shown:
-        raise LabkitError("no runs to report: give runs, or a folder that has some (usually runs/)")
+    """Write a report of notebooks without runs: their outputs, and commands that rerun them."""
+    items = [runs] if isinstance(runs, Run | Path | str) else list(runs)
+    jobs = jobs_without_runs([Path(item) for item in items if not isinstance(item, Run)])
+    paths = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
+    if not paths:
+        raise LabkitError(
+            "no runs to report: give runs, or a folder that contains runs (usually runs/)"
+        )
     lines = [line for job in jobs if (line := command(job))]
-    return notebook_page(shown, path, lines, links=notebook is not None)
+    return notebook_page(paths, path, lines, links=notebook is not None)
 
 
 def notebook_page(
@@ -75,12 +80,17 @@ def notebook_page(
     about: str = "without runs",
     links: bool = False,
 ) -> Path:
-    """Write executed notebooks as one page, with what makes them again.
+    """Write executed notebooks as one page, with the commands that rerun them.
 
-    Args: executed, the notebooks; path, the file to write; commands, lines for a shell; about, what
-    there is to say of them; links, whether to follow them, as of paths that the user names.
+    Args:
+        executed: Paths of the executed notebooks.
+        path: HTML file to write.
+        commands: Shell command lines that rerun the notebooks.
+        about: Remark for the header of the page, such as the job's state.
+        links: True to follow symbolic links, which is safe only for paths that the user named.
 
-    Raises: LabkitError, where one cannot be read.
+    Raises:
+        LabkitError: A notebook cannot be read.
     """
     from jinja2 import Environment, PackageLoader
 
@@ -95,7 +105,7 @@ def notebook_page(
         policy=policy(code),
         style=Path(__file__).with_name("page.css").read_text(),
         scripts=code,
-        notebooks=[render(each, True, links) for each in executed],
+        notebooks=[render(notebook, True, links) for notebook in executed],
         commands=commands,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,136 +114,145 @@ def notebook_page(
 
 def _runs(runs: Runs) -> list[Run]:
     items = [runs] if isinstance(runs, Run | Path | str) else list(runs)
-    found = [
+    run_list = [
         run for item in items for run in ([item] if isinstance(item, Run) else load_runs(item))
     ]
-    # Each once: a run may be given, and lie in a folder that is given, too.
-    return list(dict.fromkeys(found))
+    # Duplicates are removed, because a run may be given as such and within a folder.
+    return list(dict.fromkeys(run_list))
 
 
-def _shown(executed: Mapping[Path, bool], named: bool) -> list[str]:
-    """Return the HTML of notebooks; warn of an odd one that nobody has named, and go on."""
-    found = []
+def _shown(executed: Mapping[Path, bool], is_named: bool) -> list[str]:
+    """Return the HTML of notebooks; an invalid notebook that the user did not name is skipped."""
+    pages = []
     for path, outputs in executed.items():
         try:
-            found.append(render(path, outputs, links=named))
+            pages.append(render(path, outputs, links=is_named))
         except LabkitError as error:
-            if named:
+            if is_named:
                 raise
             warnings.warn(f"left out: {error}", stacklevel=3)
-    return found
+    return pages
 
 
 def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequence[str]) -> str:
     from jinja2 import Environment, PackageLoader
 
-    shown = settings(runs)
-    table = table_of(shown)
+    entries = settings(runs)
+    table = table_of(entries)
     code = scripts()
-    module, styles = tables() if len(shown) > 1 else ("", "")
-    # With autoescape: names of runs and notebooks are anybody's text.
+    module, styles = tables() if len(entries) > 1 else ("", "")
+    # Autoescaping is on, because names of runs and notebooks are untrusted text.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
     shared = _shared(runs)
     return environment.get_template("page.html").render(
         title=_title(runs, executed),
-        subtitle=f"{plural(len(runs), 'run')} · {clock_and_network(shown)}",
+        subtitle=f"{plural(len(runs), 'run')} · {clock_and_network(entries)}",
         date=datetime.now(UTC).date().isoformat(),
         policy=policy([*code, module]),
         style=styles + Path(__file__).with_name("page.css").read_text(),
         scripts=code,
         module=module,
         reading=_sentences(runs),
-        figures=_figures(runs, shown),
+        figures=_figures(runs, entries),
         table=table,
         dashes=_DASHES,
-        sends=any(entry.metrics.get("wire_bytes_per_step") for entry in shown),
-        known=data_html(table.known(), id="known"),
+        sends=any(entry.metrics.get("wire_bytes_per_step") for entry in entries),
+        known=data_html(table.filter_data(), id="known"),
         shared=shared,
         whole=all(executed.values()),
         notebooks=notebooks,
         commands=commands(runs),
-        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in shown],
-        environments=_environments(shown),
+        details=[_details(entry, shared if len(runs) > 1 else {}) for entry in entries],
+        environments=_environments(entries),
     )
 
 
-def _figures(runs: Sequence[Run], shown: Sequence[Entry]) -> list[dict[str, str]]:
-    """The figures that a set of runs has something to show in, each with a heading."""
-    done = [entry for entry in shown if entry.metrics]
-    drawn = list(zip(("Learning", "Speed"), sheets(shown), strict=True))
-    if any(entry.metrics.get("test_accuracy") is not None for entry in shown):
-        drawn.append(("Accuracy, bytes and seconds", pareto_sheet(shown)))
-    if len(done) > 1:
-        drawn.append(("Parameters and results", parallel_sheet(done)))
-    if done and has_grid([entry.run for entry in done]):
-        drawn.append(("Two parameters", heat_sheet(done)))
-    found = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
-    whole = [("Search", figure) for figure in _searches(runs)]
-    examined = (run for run in runs if any(len(each.microscope) for each in seeds_of(run)))
-    # Four at most: such a figure has five panels, and a page of fifty would not open.
-    whole += [("Compression under the microscope", microscope(run)) for run in islice(examined, 4)]
-    return found + [
+def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str, str]]:
+    """Return the HTML of all figures for which the runs have data, each with a heading."""
+    with_metrics = [entry for entry in entries if entry.metrics]
+    drawn = list(zip(("Learning", "Speed"), sheets(entries), strict=True))
+    if any(entry.metrics.get("test_accuracy") is not None for entry in entries):
+        drawn.append(("Accuracy, bytes and seconds", pareto_sheet(entries)))
+    if len(with_metrics) > 1:
+        drawn.append(("Parameters and results", parallel_sheet(with_metrics)))
+    if with_metrics and has_grid([entry.run for entry in with_metrics]):
+        drawn.append(("Two parameters", heat_sheet(with_metrics)))
+    figures = [{"heading": heading, "html": sheet_html(sheet)} for heading, sheet in drawn]
+    whole_figures = [("Search", figure) for figure in _searches(runs)]
+    measured_runs = (
+        run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
+    )
+    # At most four runs get this figure, because each has five panels, and a browser cannot open a
+    # page with fifty such figures.
+    whole_figures += [
+        ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
+    ]
+    return figures + [
         {"heading": heading, "html": figure_html(json.loads(figure.to_json()))}
-        for heading, figure in whole
+        for heading, figure in whole_figures
     ]
 
 
 def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
-    """The figures of searches; warn of one whose journal cannot be read, and go on."""
+    """Yield a figure per parameter search; a search with an unreadable journal gives a warning."""
     for folder in folders(runs):
         try:
-            yield search_history(searched(folder))
+            yield search_history(search_result(folder))
         except LabkitError as error:
             warnings.warn(f"left out: {error}", stacklevel=3)
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
-    """The reading as lines of (text, whether it is bold)."""
-    lines = [line.removeprefix("- ") for line in comparison_reading(runs).splitlines()]
+    """Return the summary of runs by lines, each a list of (text, whether it is bold)."""
+    lines = [line.removeprefix("- ") for line in summarize_comparison(runs).splitlines()]
     return [
-        [(scrub(part), bool(place % 2)) for place, part in enumerate(line.split("**"))]
+        [(scrub(part), bool(index % 2)) for index, part in enumerate(line.split("**"))]
         for line in lines
     ]
 
 
 def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
-    whole = [path for path, outputs in executed.items() if outputs]
-    if whole:
-        job = whole[0].parent
-        name = job.parent.name if (job / "params.yaml").exists() else whole[0].stem
+    with_outputs = [path for path, outputs in executed.items() if outputs]
+    if with_outputs:
+        job = with_outputs[0].parent
+        name = job.parent.name if (job / "params.yaml").exists() else with_outputs[0].stem
         return scrub(name).replace("_", " ")
     return scrub(runs[0].name) if len(runs) == 1 else f"Comparison of {plural(len(runs), 'run')}"
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """The parameters that all runs have in common, with their values."""
+    """Return the parameters that are equal in all runs, with their values as text."""
     rows = [flatten(run.experiment) for run in runs]
-    same = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
-    return {key: _parameter(value) for key, value in same.items()}
+    common = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
+    return {key: _parameter(value) for key, value in common.items()}
 
 
-# How CSS calls the dashes of lines.
+# This table maps Plotly's dashes to CSS border styles.
 _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
 
 
-def _details(entry: Entry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    """The parameters of a setting that others do not share, and how each of its runs ended."""
-    own = {k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared}
+def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
+    """Return a setting's parameters that are not shared, and how each of its runs ended."""
+    own_parameters = {
+        k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared
+    }
     return {
         "label": entry.label,
         "lines": [_ended(run) for run in entry.members],
-        "parameters": {k: v for k, v in own.items() if k != "seed" or len(entry.members) == 1},
+        "parameters": {
+            k: v for k, v in own_parameters.items() if k != "seed" or len(entry.members) == 1
+        },
     }
 
 
 def _ended(run: Run) -> str:
-    """A line of a run: its folder, seed, state and cause, and what its gate said."""
+    """Return a line on how a run ended: folder, seed, state, cause, and reason of the verdict."""
     status, gate = run.status, run.metrics.get("equivalence") or {}
     started = str(status.get("started") or "—")[:19].replace("T", " ")
     cause = f": {status['cause']}" if status.get("cause") else ""
-    reason = f" · equivalence gate: {gate['reason']}" if gate.get("reason") else ""
+    reason = f" · equivalence check: {gate['reason']}" if gate.get("reason") else ""
     seed = f"seed {run.experiment.get('seed')}"
     return scrub(f"{run.name} · {seed} · {status['state']}{cause} · started {started} UTC{reason}")
 
@@ -242,13 +261,13 @@ def _parameter(value: JSON) -> str:
     return "none" if value is None else scrub(str(value))
 
 
-def _environments(shown: Sequence[Entry]) -> list[dict[str, JSON]]:
-    """Each distinct environment once, with the runs that ran in it."""
+def _environments(entries: Sequence[RunEntry]) -> list[dict[str, JSON]]:
+    """Return each distinct machine and software environment, with the labels of its runs."""
     labels: dict[str, list[str]] = {}
-    for entry in shown:
+    for entry in entries:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
-            # By its text, for a mapping has no hash.
+            # The environment's JSON text is the key, because a dict is not hashable.
             labels.setdefault(json.dumps(record), []).append(entry.label)
     return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
 

@@ -1,4 +1,4 @@
-"""Images pasted into Markdown cells, as a page shows them: inside the text, from no other place."""
+"""Images that were pasted into Markdown cells, embedded in the text as data URLs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TAG = re.compile(r"<img\b[^<>]*\battachment:(?P<name>[^\"'<>\s]*)[^<>]*>")
 _PLACE = re.compile(r"^(?P<head> {0,3}\[[^\]\n]+\]:\s*)<?attachment:(?P<name>\S+)", re.MULTILINE)
 
 
-def attached(source: str, attachments: Mapping[str, Any]) -> str:
-    """Return Markdown whose pasted images are part of it; where one is missing, a line says so.
+def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
+    """Return the Markdown with embedded images; a line of text replaces each missing image.
 
     Args:
-        source: Markdown that names images as `attachment:NAME`.
-        attachments: of its cell: names, and for each its content in base64 by kind.
+        source: Markdown text that refers to images as `attachment:NAME`.
+        attachments: Attachments of the cell by name; each maps MIME types to base64 content.
     """
     if "attachment:" not in source:
         return source
@@ -31,20 +31,20 @@ def attached(source: str, attachments: Mapping[str, Any]) -> str:
         if (address := _address(bundle))
         for form in (name, quote(name), quote(name, safe="()!*'"))
     }
-    # The longest first: "a.png" is the begin of "a.png.png".
+    # Longer names are replaced first, because "a.png" is a prefix of "a.png.png".
     for form in sorted(addresses, key=len, reverse=True):
         source = source.replace(f"attachment:{form}", addresses[form])
-    source = _IMAGE.sub(_absence, _TAG.sub(_absence, source))
-    return _PLACE.sub(lambda found: f"{found['head']}#\n\n{_absence(found)}\n", source)
+    source = _IMAGE.sub(_missing_note, _TAG.sub(_missing_note, source))
+    return _PLACE.sub(lambda match: f"{match['head']}#\n\n{_missing_note(match)}\n", source)
 
 
-def _absence(found: re.Match[str]) -> str:
-    name = unquote(found["name"]).split('"')[0].strip()[:80]
-    return f"*The image {name} is missing in this notebook.*"
+def _missing_note(match: re.Match[str]) -> str:
+    name = unquote(match["name"]).split('"')[0].strip()[:80]
+    return f"*The image {name} is missing from this notebook.*"
 
 
 def _address(bundle: Any) -> str:
-    """Return an image as a `data:` address; empty where it is none that a page shows."""
+    """Return an attachment as a `data:` URL, or "" if pages do not support its image type."""
     kinds = [kind for kind in IMAGES if kind in bundle] if isinstance(bundle, Mapping) else []
     if not kinds:
         return ""

@@ -1,6 +1,7 @@
-"""What a page shows figures with: a place for each, its words and data, and the scripts that draw.
+"""HTML of figures: an element per figure with its data and text, and the drawing scripts.
 
-Data are JSON that cannot get out of its place; a browser may run these scripts and nothing else.
+Figure data are JSON, escaped so that they cannot end their script element. With the page's content
+security policy, a browser runs only the drawing scripts.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ from labkit.figures.kit.entries import MANY
 from labkit.figures.kit.sheet import Sheet
 from labkit.report.still import picture
 
-BODY = '"use strict";var Plotly='
-HIGHEST = 20_000  # pixels
-NARROW_AXES = 4  # beside each other on a phone
-MOST_WORDS = 6_000  # letters
-OFFERS = '<p class="offers"></p>'  # kept free for what the page's script puts there
-END = "window.Plotly = Plotly;"
-# Of what may be wider than the page; the keyboard moves it, too.
-_MOVED = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
+BUNDLE_BODY = '"use strict";var Plotly='
+MAX_HEIGHT = 20_000  # greatest height of a figure in pixels
+NARROW_AXES = 4  # greatest number of axes that fit next to each other on a phone
+MAX_ALT_LENGTH = 6_000  # greatest length of an alternative text in characters
+OFFERS = '<p class="offers"></p>'  # the page's script adds the download buttons to this element
+BUNDLE_END = "window.Plotly = Plotly;"
+# This element contains what may be wider than the page; tabindex lets the keyboard scroll it.
+_SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
 def figure_html(content: Mapping[str, JSON]) -> str:
-    """What the page's script finds and draws; content is a Plotly figure's JSON, trusted or not."""
+    """Return the HTML element of a figure, which the page's script draws.
+
+    Args:
+        content: JSON of a Plotly figure, trusted or untrusted.
+    """
     from labkit.figures.kit.canvas import CONFIG
 
-    given = content.get("layout")
-    layout: dict[str, JSON] = given if isinstance(given, dict) else {}
+    layout_value = content.get("layout")
+    layout: dict[str, JSON] = layout_value if isinstance(layout_value, dict) else {}
     record: dict[str, JSON] = {
         "data": content.get("data") or [],
         "layout": layout,
@@ -46,16 +51,16 @@ def figure_html(content: Mapping[str, JSON]) -> str:
     }
     if content.get("frames"):
         record["frames"] = content["frames"]
-    words = html.escape(scrub(_words(layout)))
+    words = html.escape(scrub(_description(layout)))
     title = html.escape(scrub(_title(layout)))
-    # One of labkit's own has words, and looks well on light and dark.
+    # A figure without an alternative text is not from labkit, and may not suit dark backgrounds.
     kind = "figure foreign" if _alt(layout) is None else "figure"
-    canvas = f'{_MOVED}<div class="canvas">{_plot(record)}</div></div>'
+    canvas = f'{_SCROLLABLE}<div class="canvas">{_plot(record)}</div></div>'
     return f'<figure class="{kind}" aria-label="{title}">{canvas}{OFFERS}{_caption(words)}</figure>'
 
 
 def sheet_html(sheet: Sheet) -> str:
-    """The panels of a sheet, each with its title and note as text of the page; words below them."""
+    """Return the HTML of a figure sheet: panels, and titles, notes and alternative text."""
     from labkit.figures.kit.canvas import CONFIG, panel_content
 
     many = len(sheet.shown) > MANY
@@ -70,13 +75,15 @@ def sheet_html(sheet: Sheet) -> str:
         texts = (("h4", first), ('p class="small"', rest))
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
-        # An axis for each of many parameters has no room on a phone: it is moved below the finger.
+        # A panel of parallel coordinates with many axes scrolls, because it does not fit on a
+        # phone.
         is_wide = len(panel.x_axis.get("tickvals", ())) > NARROW_AXES and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
-        parts.append(f"{_MOVED if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
+        parts.append(f"{_SCROLLABLE if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
-    if len(words) > MOST_WORDS:  # nobody hears a thousand runs out, and the table has them
-        words = f"{words[:MOST_WORDS].rpartition('; ')[0]}; and more, which the table has."
+    # A screen reader cannot present a longer text, and the table has all values.
+    if len(words) > MAX_ALT_LENGTH:
+        words = f"{words[:MAX_ALT_LENGTH].rpartition('; ')[0]}; the table lists all other runs."
     title, words = _text(sheet.title), _text(words)
     remark = f'<p class="small">{_text(sheet.remark)}</p>' if sheet.remark else ""
     panels = f'<div class="panels">{"".join(parts)}</div>' if parts else ""
@@ -85,19 +92,19 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def data_html(value: JSON, **attributes: str) -> str:
-    """Data for the page's script. Inside a script element only "<" can begin its end."""
-    text = json.dumps(_scrubbed(value), ensure_ascii=False, separators=(",", ":"))
+    """Return JSON for the page's script; as "<" is escaped, data cannot end the element."""
+    text = json.dumps(_scrub(value), ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
-    named = "".join(f' {name}="{said}"' for name, said in attributes.items())
+    named = "".join(f' {name}="{content}"' for name, content in attributes.items())
     return f'<script type="application/json"{named}>{text}</script>'
 
 
 def _plot(record: Mapping[str, JSON]) -> str:
     layout = record["layout"]
     height = layout.get("height") if isinstance(layout, dict) else None
-    # The page keeps the room of a figure free before it is drawn, so that nothing jumps.
-    pixels = int(height) if isinstance(height, int | float) and 0 < height < HIGHEST else 450
-    # What a browser that runs no scripts shows; the script draws in its place.
+    # The page reserves a figure's height before drawing, so that the text below does not move.
+    pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
+    # A browser without scripts shows the still picture; the page's script replaces it.
     still = picture(record)
     place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
     return place + data_html(dict(record), **{"class": "labkit-figure"})
@@ -111,7 +118,7 @@ def _text(text: str) -> str:
     return html.escape(scrub(text), quote=False)
 
 
-def _words(layout: Mapping[str, JSON]) -> str:
+def _description(layout: Mapping[str, JSON]) -> str:
     alt = _alt(layout)
     return _title(layout) if alt is None else alt
 
@@ -122,29 +129,30 @@ def _alt(layout: Mapping[str, JSON]) -> str | None:
 
 
 def _title(layout: Mapping[str, JSON]) -> str:
-    """The figure's own title, as text: Plotly's has entities."""
+    """Return a figure's title as text without HTML entities."""
     title = layout.get("title")
     text = title.get("text") if isinstance(title, dict) else title
     return html.unescape(str(text or "a figure without a title"))
 
 
-def _scrubbed(value: JSON) -> JSON:
-    """The figure's texts without this machine's names; its numbers packed, as Plotly reads them.
+def _scrub(value: JSON) -> JSON:
+    """Return the figure's JSON without private names, and with packed single-precision arrays.
 
-    A picture that lies on some host is taken out: the page asks nobody for anything.
+    Remote images are removed, because the page makes no network requests.
     """
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if not (k == "source" and _is_remote(v))}
-        return {k: v if k == "bdata" else _scrubbed(v) for k, v in kept.items()}
+        fields = {k: v for k, v in value.items() if not (k == "source" and _is_remote(v))}
+        return {k: v if k == "bdata" else _scrub(v) for k, v in fields.items()}
     if isinstance(value, np.ndarray):
         if value.dtype == np.float32:
             return {"dtype": "f4", "bdata": base64.b64encode(value.tobytes()).decode()}
-        return _scrubbed(value.tolist())
+        return _scrub(value.tolist())
     if isinstance(value, np.generic):
-        return _scrubbed(value.item())
+        return _scrub(value.item())
     if isinstance(value, list | tuple):
-        return [_scrubbed(item) for item in value]
-    # JSON has no such numbers, and a browser that meets one reads nothing of the figure.
+        return [_scrub(item) for item in value]
+    # NaN and infinity become null, because JSON has neither, and a browser would reject the whole
+    # figure.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return scrub(value) if isinstance(value, str) else value
@@ -155,42 +163,45 @@ def _is_remote(source: JSON) -> bool:
 
 
 def scripts() -> list[str]:
-    """Plotly, and what draws the page's figures with it."""
+    """Return Plotly's script and the scripts that draw the page's figures."""
     from plotly.offline import get_plotlyjs
 
-    own = ("offers.js", "narrow.js", "page.js")
-    return [unwrapped(get_plotlyjs()), *(Path(__file__).with_name(n).read_text() for n in own)]
+    scripts_ = ("offers.js", "narrow.js", "page.js")
+    return [unwrap(get_plotlyjs()), *(Path(__file__).with_name(n).read_text() for n in scripts_)]
 
 
 def tables() -> tuple[str, str]:
-    """DataTables, as itables ships it for offline pages: a module, which tells the page; styles."""
+    """Return the script of DataTables, which announces itself to the page, and its styles.
+
+    Both come from the bundle for offline pages in the package itables.
+    """
     from itables import options
 
     bundle = Path(options.dt_bundle)
     code, _, rest = bundle.read_text().rpartition("export{")
-    known = re.match(r"[^}]*?(\w+) as default", rest)
-    if known is None:
-        raise LabkitError(f"{bundle} is not of the form that itables 2.9 has: install that one")
-    told = f'window.DataTable={known[1]};dispatchEvent(new Event("tables"));'
-    return code + told, bundle.with_suffix(".css").read_text()
+    match = re.match(r"[^}]*?(\w+) as default", rest)
+    if match is None:
+        raise LabkitError(f"{bundle} has an unknown format: install itables 2.9")
+    code_end = f'window.DataTable={match[1]};dispatchEvent(new Event("tables"));'
+    return code + code_end, bundle.with_suffix(".css").read_text()
 
 
-def unwrapped(bundle: str) -> str:
-    """Plotly's bundle without the function around it that serves module loaders.
+def unwrap(bundle: str) -> str:
+    """Return Plotly's script without its enclosing function, which only module loaders need.
 
-    A browser reads the body of a function twice, first to find its end: of 4.8 MB that takes
-    Chromium 0.4 s of the time to the first figure. A bundle of another form stays as it is.
+    A browser parses the body of a function twice, which delays the first figure by 0.4 s for 4.8 MB
+    in Chromium. A script of another format is returned unchanged.
     """
-    licence, begun, rest = bundle.partition("*/")
-    body, found, _ = rest.rpartition(END)
-    start = body.find(BODY)
-    if not (begun and found) or start < 0:
+    licence, separator, rest = bundle.partition("*/")
+    body, end_found, _ = rest.rpartition(BUNDLE_END)
+    start = body.find(BUNDLE_BODY)
+    if not (separator and end_found) or start < 0:
         return bundle
-    return licence + begun + "\n" + body[start:] + END
+    return licence + separator + "\n" + body[start:] + BUNDLE_END
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """What a browser may do here: run these scripts and nothing else, load nothing at all."""
+    """Return a content security policy that allows only these scripts, and no network requests."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (

@@ -1,4 +1,4 @@
-"""An executed notebook as inert HTML: text and figures shown, code folded, nothing trusted."""
+"""An executed notebook as inert HTML: text, figures, folded code, and no active content."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import LONGEST_TEXT, read_plain_json
-from labkit.records.notebook import LONGEST_NOTEBOOK, notebook_bytes
-from labkit.report.attachments import attached
+from labkit.records.notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
+from labkit.report.attachments import embed_images
 from labkit.report.embed import figure_html
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# Beyond text: what tables and folded parts need. No ids: a page's script finds elements by them.
+# Allowed are elements of text, tables and folded parts. Ids are forbidden, because the page's
+# script uses ids.
 _TAGS = {
     *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
     *("dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img"),
@@ -31,7 +32,7 @@ _ATTRIBUTES = {"class", "title", "alt", "colspan", "rowspan", "scope", "start"}
 _PLOTLY = "application/vnd.plotly.v1+json"
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/plain")
 
-# Each code cell's input is folded; nbconvert's own template does the rest.
+# The template folds code cells; nbconvert's own template renders everything else.
 _TEMPLATE = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block input_group -%}
@@ -54,36 +55,42 @@ _TEMPLATE = """
 
 
 def render(path: Path, outputs: bool = True, links: bool = False) -> str:
-    """The notebook's HTML; its Plotly figures in the form that the report's script draws.
+    """Return a notebook's HTML, with Plotly figures in the form that the page's script draws.
 
-    Args: path, an executed notebook; outputs, whether to show what its cells gave and the values
-    that this one job ran with; links, whether to follow one, as of a path that the user names.
+    Args:
+        path: Executed notebook file.
+        outputs: True to show the outputs of cells and the parameters of the notebook's job.
+        links: True to follow symbolic links, which is safe only for a path that the user named.
 
-    Raises: LabkitError, in one line, for what is not a notebook.
+    Raises:
+        LabkitError: The file is not a notebook, or cannot be shown; the message has one line.
     """
     from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
     notebook = _read(path, links)
     if not outputs:
-        notebook.cells = [_as_written(cell) for cell in notebook.cells if not _is_of_one_job(cell)]
+        notebook.cells = [
+            _without_outputs(cell) for cell in notebook.cells if not _is_job_specific(cell)
+        ]
     figures: dict[str, str] = {}
     for cell in notebook.cells:
         _join_streams(cell)
-        cell.source = scrub(_shortened(cell.source))
+        cell.source = scrub(_truncate(cell.source))
         attachments = cell.pop("attachments", {})
         if cell.cell_type == "markdown":
-            cell.source = attached(cell.source, attachments)
+            cell.source = embed_images(cell.source, attachments)
         for output in cell.get("outputs", []):
             for content in _make_safe(output):
-                # A place name that the notebook's author could not foresee.
-                place = f"figure-{secrets.token_hex(16)}"
-                figures[place] = figure_html(content)
-                # As text first: what cleans the HTML would take the figure's script away.
-                output["data"] = {"text/html": f"<div>{place}</div>"}
+                # The placeholder is random, so that the notebook's author cannot predict it.
+                placeholder = f"figure-{secrets.token_hex(16)}"
+                figures[placeholder] = figure_html(content)
+                # The figure replaces the placeholder later, because sanitizing would remove its
+                # script.
+                output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
-        extra_template_basedirs=[],  # nbconvert's default is the current folder: templates are code
+        extra_template_basedirs=[],  # excludes the current folder, because templates can run code
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,
@@ -92,35 +99,36 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
     )
     try:
         text = sanitized(exporter.from_notebook_node(notebook)[0])
-    except Exception as error:  # of nbconvert's many parts, over what a stranger has written
+    except Exception as error:  # For untrusted content, nbconvert may raise any error.
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise LabkitError(f"{path} cannot be shown: {reason}") from error
-    for place, figure in figures.items():
-        # After the cleaning, which has left the text of the place alone.
-        text = text.replace(f"<div>{place}</div>", figure)
+    for placeholder, figure in figures.items():
+        # Figures are inserted after sanitizing, which leaves the text of the placeholder unchanged.
+        text = text.replace(f"<div>{placeholder}</div>", figure)
     return text
 
 
-def _is_of_one_job(cell: NotebookNode) -> bool:
-    """Whether papermill put the cell in: the parameters of one job, or where it failed."""
+def _is_job_specific(cell: NotebookNode) -> bool:
+    """Return True if papermill inserted the cell: the job's parameters or its error."""
     tags = {"injected-parameters", "papermill-error-cell-tag", "papermill-error-cell"}
     return not tags.isdisjoint(cell.metadata.get("tags", []))
 
 
-def _as_written(cell: NotebookNode) -> NotebookNode:
+def _without_outputs(cell: NotebookNode) -> NotebookNode:
     if cell.cell_type == "code":
         cell.outputs = []
     return cell
 
 
 def sanitized(text: str) -> str:
-    """HTML without scripts, styles, handlers, ids, forms, frames, and without remote images."""
+    """Return HTML without scripts, styles, handlers, ids, forms, frames and remote images."""
     import bleach
 
-    # For the eye: their content would remain as text. What makes the HTML safe is what follows.
+    # The substitution only removes the visible text of scripts and styles; the call of bleach below
+    # makes the HTML safe.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
     clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)
-    return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # whose address was taken away
+    return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # drops images whose address was removed
 
 
 _PROTOCOLS = {"http", "https", "mailto", "data"}
@@ -139,21 +147,24 @@ def _read(path: Path, links: bool) -> NotebookNode:
     import nbformat
 
     try:
-        # A job's folder may be a stranger's, and the link lead to what is not for others' eyes.
-        content = notebook_bytes(path) if links else read_file(path, LONGEST_NOTEBOOK)
-        read_plain_json(content, strict=False)  # what is too deep or too much fails here
+        # Links are not followed by default, because a link in an untrusted job folder may lead to a
+        # private file.
+        content = notebook_bytes(path) if links else read_file(path, MAX_NOTEBOOK_BYTES)
+        # The function rejects JSON that is nested too deeply or too large.
+        read_plain_json(content, strict=False)
         notebook = nbformat.reads(content.decode(), as_version=4)
-        nbformat.validate(notebook)  # `reads` itself only complains
+        nbformat.validate(notebook)  # for invalid notebooks, `reads` itself only warns
         return notebook
-    except Exception as error:  # nbformat raises many kinds for what is not a notebook
+    # For files that are no notebooks, nbformat raises many types of errors.
+    except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise LabkitError(f"{path} is not a notebook that can be read: {lines[0][:200]}") from error
 
 
 def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
-    """Keep of an output what a page can show, without paths; return its figure if it is one."""
+    """Reduce an output to content that a page can show; return its Plotly figure, if any."""
     if output.output_type == "stream":
-        output.text = scrub(_last_words(_shortened(output.text)))
+        output.text = scrub(_overwritten_text(_truncate(output.text)))
     if output.output_type == "error":
         output.traceback = [scrub(line) for line in output.traceback]
     data = output.get("data")
@@ -161,20 +172,21 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
         return []
     if isinstance(data.get(_PLOTLY), dict):
         return [data[_PLOTLY]]
-    if "image/svg+xml" in data:  # as an image its scripts and links are dead
+    # SVG goes into an image element, where its scripts and links are inactive.
+    if "image/svg+xml" in data:
         code = base64.b64encode(data["image/svg+xml"].encode()).decode()
         words = scrub(str(data.get("text/plain", "drawing"))).replace('"', "'")
         data["text/html"] = f'<img src="data:image/svg+xml;base64,{code}" alt="{words}">'
-    kept = {kind: data[kind] for kind in _SHOWN if kind in data}
+    shown_data = {kind: data[kind] for kind in _SHOWN if kind in data}
     output["data"] = {
-        kind: scrub(_shortened(value)) if kind.startswith("text/") else value
-        for kind, value in kept.items()
+        kind: scrub(_truncate(value)) if kind.startswith("text/") else value
+        for kind, value in shown_data.items()
     }
     return []
 
 
 def _join_streams(cell: NotebookNode) -> None:
-    """What a cell printed bit by bit as one text: progress of many runs is a box, not a page."""
+    """Join the printed outputs of a cell, so that the progress of many runs is one text box."""
     joined: list[NotebookNode] = []
     for output in cell.get("outputs", []):
         last = joined[-1] if joined else None
@@ -186,13 +198,13 @@ def _join_streams(cell: NotebookNode) -> None:
         cell.outputs = joined
 
 
-def _shortened(text: str) -> str:
-    """Return a text with a sentence in the place of what no reader would reach."""
+def _truncate(text: str) -> str:
+    """Return a text cut to the maximal length, with a note that it was cut."""
     if len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST_TEXT]}\n… {LONGEST_TEXT:,} of {len(text):,} letters are shown."
+    return f"{text[:LONGEST_TEXT]}\n… {LONGEST_TEXT:,} of {len(text):,} characters are shown."
 
 
-def _last_words(text: str) -> str:
-    """What a terminal would show of lines that carriage returns have overwritten."""
+def _overwritten_text(text: str) -> str:
+    """Return the text as a terminal shows it, where carriage returns overwrite lines."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

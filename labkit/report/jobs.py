@@ -1,4 +1,4 @@
-"""How runs were made: the notebook jobs in which they lie, and the lines that make them again."""
+"""The notebook jobs that made runs, and the command lines that reproduce runs."""
 
 from __future__ import annotations
 
@@ -15,95 +15,102 @@ from labkit.records.run import Run
 
 
 def jobs(runs: Sequence[Run]) -> list[Path]:
-    """The jobs' folders, each once."""
+    """Return the folders of the notebook jobs that made these runs, each once."""
     folders = dict.fromkeys(run.path.resolve().parent for run in runs)
     return [folder for folder in folders if (folder / "params.yaml").exists()]
 
 
 def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
-    """The executed notebooks to show, each with whether its outputs are shown too.
+    """Return the executed notebooks to show; the values state whether to show their outputs.
 
-    Of the one job in which all runs lie, all is shown. Of several, each notebook stands once for
-    all of its jobs, so without the outputs of any: the comparison says what they came to.
+    If one job made all runs, its notebook is shown with outputs. For several jobs, each notebook
+    appears once without outputs, because the report compares the results of all jobs.
     """
-    found = jobs(runs)
-    whole = len(found) == 1 and all(run.path.resolve().parent == found[0] for run in runs)
+    job_folders = jobs(runs)
+    whole = len(job_folders) == 1 and all(
+        run.path.resolve().parent == job_folders[0] for run in runs
+    )
     executed: dict[str, Path] = {}
-    for job in found:
+    for job in job_folders:
         if (path := job / "output.ipynb").exists():
-            # The first job of each notebook stands for all of them.
+            # The first job of a notebook represents all jobs of this notebook.
             executed.setdefault(_name(job), path)
     return dict.fromkeys(executed.values(), whole)
 
 
-def without_runs(folders: Sequence[Path]) -> list[Path]:
-    """The jobs in and below folders, for a report of notebooks that have trained nothing."""
-    found = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
-    return [job for job in dict.fromkeys(found) if (job / "params.yaml").exists()]
+def jobs_without_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of jobs in and below folders, for a report of notebooks without runs."""
+    outputs = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
+    return [job for job in dict.fromkeys(outputs) if (job / "params.yaml").exists()]
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    """The lines that make the runs again: their notebooks', or their experiments'.
+    """Return the command lines that reproduce runs from notebooks or experiments.
 
-    A run that lies in no job has a line of its own, unless a function or arrays are part of it.
+    A run that no job made has its own line, unless its experiment contains a function or arrays.
     """
     from labkit.experiment import Experiment
 
-    alone = [run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()]
-    usual = Experiment().to_json()
-    found = [*map(command, jobs(runs)), *(_experiment(run, usual) for run in alone)]
-    return list(dict.fromkeys(line for line in found if line))
+    runs_without_job = [
+        run for run in runs if not (run.path.resolve().parent / "params.yaml").exists()
+    ]
+    defaults = Experiment().to_json()
+    lines = [*map(command, jobs(runs)), *(_experiment(run, defaults) for run in runs_without_job)]
+    return list(dict.fromkeys(line for line in lines if line))
 
 
-def _experiment(run: Run, usual: dict[str, JSON]) -> str:
-    if "notebook" in run.experiment:  # logged by hand, which no command does again
+def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
+    # If the user logged the run with lk.log, no command reproduces it.
+    if "notebook" in run.experiment:
         return ""
-    fields = {k: v for k, v in run.experiment.items() if k not in usual or v != usual[k]}
-    # The record has its source or a checksum: from these no experiment can be made.
-    if any(_is_own(value) for value in fields.values()):
+    fields = {k: v for k, v in run.experiment.items() if k not in defaults or v != defaults[k]}
+    # No command reproduces a function or arrays, because a record has only their source or
+    # checksums.
+    if any(_has_external_parts(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"
-    # Made without paths before it is quoted, or a quote would go with a path.
-    said = shlex.quote(scrub(json.dumps(fields)))
-    run_it = shlex.join(["labkit", "run", _no_option(file)])
-    # A shell's own echo may read backslashes.
-    tell = r"printf '%s\n'" if "\\" in said else "echo"
-    return f"{tell} {said} > {shlex.quote(_no_option(file))} && {run_it}"
+    # Private paths are removed before quoting, because their removal could delete a quote.
+    quoted_fields = shlex.quote(scrub(json.dumps(fields)))
+    run_command = shlex.join(["labkit", "run", _safe_path(file)])
+    # `printf` is needed for backslashes, because the echo of some shells interprets them.
+    print_command = r"printf '%s\n'" if "\\" in quoted_fields else "echo"
+    return f"{print_command} {quoted_fields} > {shlex.quote(_safe_path(file))} && {run_command}"
 
 
-def _is_own(value: JSON) -> bool:
-    """Whether a record tells of something that it does not hold: a function, or arrays."""
+def _has_external_parts(value: JSON) -> bool:
+    """Return True if a record refers to a function or arrays that it does not contain."""
     if isinstance(value, dict):
-        known = value.keys() & {"callable", "sha256"}
-        return bool(known) or any(_is_own(each) for each in value.values())
-    return isinstance(value, list) and any(_is_own(each) for each in value)
+        markers = value.keys() & {"callable", "sha256"}
+        return bool(markers) or any(_has_external_parts(item) for item in value.values())
+    return isinstance(value, list) and any(_has_external_parts(item) for item in value)
 
 
 def command(job: Path) -> str:
+    """Return the command line that reruns a job, or "" if its parameters cannot be read."""
     from labkit.common.safe_json import NotPlain
     from labkit.records.safe_yaml import read_plain_file
 
     try:
         parameters = read_plain_file(job / "params.yaml") or {}
     except NotPlain:
-        return ""  # a torn job record takes away the command, not the report
+        return ""  # The report is written without the command of a job whose record is damaged.
     if not isinstance(parameters, dict):
         return ""
-    words = ["labkit", "run", _no_option(_name(job))]
+    words = ["labkit", "run", _safe_path(_name(job))]
     for name, value in parameters.items():
         words += ["-p", str(name), value if isinstance(value, str) else json.dumps(value)]
     return shlex.join(map(scrub, words))
 
 
-def _no_option(name: str) -> str:
-    """A file's name that no command takes for one of its options."""
+def _safe_path(name: str) -> str:
+    """Return the file name in a form that no command interprets as an option."""
     return f"./{name}" if name.startswith("-") else name
 
 
 def _name(job: Path) -> str:
-    """The notebook's path as it was given."""
+    """Return the path of the notebook that a job executed."""
     try:
-        given = store.read_json(job / "status.json").get("notebook")
+        notebook = store.read_json(job / "status.json").get("notebook")
     except (LabkitError, OSError):
-        given = None
-    return str(given or f"{job.parent.name}.ipynb")
+        notebook = None
+    return str(notebook or f"{job.parent.name}.ipynb")

@@ -1,10 +1,10 @@
 "use strict";
-// On a phone the panels of a canvas stand one below the other: each as wide as the screen, as high as it was.
-// One long panel stays as it is where words stand in it, or a name under each of many bars.
+  // On a phone the panels of a canvas are stacked: each panel is as wide as the screen and keeps its height.
+  // A figure with a single long panel is not changed if the panel contains text, or labels of many bars.
 const narrow = (() => {
-  const LINE = 17, LETTER = 7.2, LEGEND_LINE = 30, FEW = 6; // pixels; words
+  const LINE = 17, LETTER = 7.2, LEGEND_LINE = 30, FEW = 6; // sizes in pixels; FEW is a number of texts
 
-  // Text with tags, broken where so many letters are full; how many lines that adds.
+  // Breaks a text with tags into lines of at most `letters` letters; returns the text and the number of added lines.
   function broken(text, letters) {
     let used = 0, added = 0;
     const parts = (text.match(/<[^>]*>|[^<\s]+|\s+/g) || []).map((part) => {
@@ -35,7 +35,7 @@ const narrow = (() => {
       panels.some(({ x }) => (layout[x].ticktext || []).length > FEW) || data.some(({ x }) => typeof x?.[0] === "string");
   }
 
-  // The layout for a screen of so many pixels; the same where it would not be legible.
+  // Returns the layout of stacked panels for a screen width in pixels, or the same layout if a stack would be illegible.
   function stacked(layout, data, width) {
     const panels = panelsOf(layout), { t, b, l, r } = layout.margin || {};
     const abreast = new Set(panels.map(({ across }) => across[0])).size > 1;
@@ -44,12 +44,12 @@ const narrow = (() => {
     const tops = [...new Set(panels.map(({ up }) => up[1]))], above = 1 - tops[0];
     const copy = { ...layout, annotations: [], margin: { ...layout.margin } };
     for (const note of layout.annotations || []) {
-      const own = panels.find(({ across, up }) => note.xref === "paper" && note.x >= across[0] - near &&
+      const panel = panels.find(({ across, up }) => note.xref === "paper" && note.x >= across[0] - near &&
         note.x <= across[1] + near && note.y >= up[0] - near && note.y <= up[1] + near);
-      if (!own) { copy.annotations.push(note); continue; }
+      if (!panel) { copy.annotations.push(note); continue; }
       const [text, added] = broken(note.text, letters);
-      const isTitle = Math.abs(note.y - own.up[1]) < near;
-      own.words.push({ ...note, text, isTitle, added });
+      const isTitle = Math.abs(note.y - panel.up[1]) < near;
+      panel.words.push({ ...note, text, isTitle, added });
     }
     for (const panel of panels) {
       const row = tops.indexOf(panel.up[1]), end = row + 1 < tops.length ? tops[row + 1] : -above;
@@ -65,17 +65,17 @@ const narrow = (() => {
       before += height;
       copy[x] = { ...layout[x], domain: [0, 1] };
       copy[y] = { ...layout[y], domain: [bottom, top], automargin: true };
-      delete copy[y].showticklabels; // beside others it leaves the names of rows to the first
+      delete copy[y].showticklabels; // Next to other panels, only the first panel shows the row names.
       for (const { isTitle, added, ...note } of words) {
         copy.annotations.push({ ...note, x: (note.x - across[0]) / (across[1] - across[0]),
           y: bottom + (note.y - up[0]) / (up[1] - up[0]) * (top - bottom) });
       }
     }
     const [text, more] = broken((layout.title && layout.title.text) || "", (width - l) / 8.5);
-    const { subtitle } = layout.title || {}, [said, further] = broken((subtitle && subtitle.text) || "", (width - l) / LETTER);
-    copy.title = { ...layout.title, text, ...(subtitle && { subtitle: { ...subtitle, text: said } }) };
+    const { subtitle } = layout.title || {}, [subtitleText, further] = broken((subtitle && subtitle.text) || "", (width - l) / LETTER);
+    copy.title = { ...layout.title, text, ...(subtitle && { subtitle: { ...subtitle, text: subtitleText } }) };
     copy.margin.t += LINE * (more + further);
-    // Plotly puts the middle of several lines where one line would stand.
+    // The padding is needed, because Plotly centres several title lines where one line would be.
     if (more) copy.title.pad = { ...copy.title.pad, t: 8 + LINE };
     const named = data.filter(({ showlegend }) => showlegend).map(({ name }) => String(name || ""));
     if (b && named.length) {

@@ -1,19 +1,19 @@
 "use strict";
-// What a plot offers beside itself, as it is shown: its data as CSV, and itself as SVG fit for a paper.
+// Downloads for each plot: its data as CSV, and an SVG file for publications.
 const offers = (() => {
   const WIDTH = 640, HEIGHT = 380, LEGEND = 22, INK = "#000000", PAPER = "#ffffff";
-  // What of a trace may have a value a point.
+  // Trace fields that may have one value per point.
   const COLUMNS = ["labels", "values", "x", "y", "z", "r", "theta", "lat", "lon", "open", "high", "low", "close"];
   const plain = (text) => new DOMParser().parseFromString(String(text ?? ""), "text/html").body.textContent;
   const isList = (value) => Array.isArray(value) || ArrayBuffer.isView(value);
   const isShown = (trace) => trace.visible === undefined || trace.visible === true;
 
-  // A run's keys, for a point: those of the point, or of the trace.
+  // Returns the keys of the runs that a point shows: those of the point, or else those of its trace.
   function keysOf({ points, runs, run } = {}, point) {
     return points ? points[point] || [] : runs || (run ? [run] : []);
   }
 
-  // What a run's line without an answer is: an end of a band, or what the line over it is the mean of.
+  // Returns the role of a run's line without hover text: an edge of a band, or the unsmoothed data.
   function kindOf({ hoverinfo, line, fill, meta }) {
     if (hoverinfo !== "skip" || !line || !keysOf(meta).length) return "";
     return line.width === 0 ? (fill && fill !== "none" ? "greatest" : "least") : "unsmoothed";
@@ -21,7 +21,7 @@ const offers = (() => {
 
   const axisOf = (layout, trace, letter) => layout[`${letter}axis${(trace[`${letter}axis`] || "").slice(1)}`] || {};
 
-  // Columns are called as the axes are; one that says neither what it is nor any number has none.
+  // Names CSV columns after the axes; a column whose axis has neither a title nor tick labels has no name.
   function namesOf(layout, trace, columns) {
     const named = {};
     for (const column of columns) {
@@ -33,26 +33,26 @@ const offers = (() => {
     return named;
   }
 
-  // A place that has words on its axis is those words.
+  // Returns the tick text of a value if its axis has tick texts, and else the value.
   function worded({ tickvals, ticktext, type }, value) {
     const at = isList(tickvals) && isList(ticktext) && type !== "log" ? [...tickvals].indexOf(value) : -1;
     return at < 0 ? value : plain(ticktext[at]);
   }
 
-  // Rows of a trace, as Plotly has read it: numbers that came packed are numbers there.
+  // Yields the CSV rows of a trace from the data that Plotly has parsed, in which packed arrays are unpacked.
   function* rowsOf(trace, layout, labelOf) {
     const { meta } = trace;
-    const who = (point) => keysOf(meta, point).map((key) => labelOf(key) ?? key).join("; ") || plain(trace.name);
-    if (trace.hoverinfo === "skip" && !keysOf(meta, 0).length && !trace.name) return; // rules and words, nobody's data
+    const runText = (point) => keysOf(meta, point).map((key) => labelOf(key) ?? key).join("; ") || plain(trace.name);
+    if (trace.hoverinfo === "skip" && !keysOf(meta, 0).length && !trace.name) return; // such traces are decorations without data
     const across = axisOf(layout, trace, "x");
     if (trace.hovertemplate === "%{text}" && isList(trace.text) && isList(across.ticktext)) {
-      // Parallel coordinates: a run's text on each axis, under the axis's name.
-      const said = [...trace.text].map((text, place) => [plain(across.ticktext[place]), plain(text)]);
-      yield { run: who(0), ...Object.fromEntries(said.map(([name, text]) => [name, text.replace(`${name}: `, "")])) };
+      // Parallel coordinates: each axis has the run's text, and the axis title names the column.
+      const texts = [...trace.text].map((text, place) => [plain(across.ticktext[place]), plain(text)]);
+      yield { run: runText(0), ...Object.fromEntries(texts.map(([name, text]) => [name, text.replace(`${name}: `, "")])) };
     } else if (trace.type === "parcoords") {
       const shown = trace.dimensions.filter(({ values }) => isList(values));
       for (let place = 0; place < (shown.length && shown[0].values.length); place++) {
-        yield { run: who(place), ...Object.fromEntries(shown.map((each) => [plain(each.label), worded(each, each.values[place])])) };
+        yield { run: runText(place), ...Object.fromEntries(shown.map((axis) => [plain(axis.label), worded(axis, axis.values[place])])) };
       }
     } else if (isList(trace.z) && isList(trace.z[0])) {
       const { x = "x", y = "y" } = namesOf(layout, trace, ["x", "y"]);
@@ -68,13 +68,13 @@ const offers = (() => {
       const names = namesOf(layout, trace, columns), kind = kindOf(trace);
       const length = Math.max(0, ...columns.map((column) => trace[column].length));
       for (let place = 0; place < length; place++) {
-        const row = { run: who(place), what: kind };
+        const row = { run: runText(place), what: kind };
         for (const column of Object.keys(names)) row[names[column]] = trace[column][place];
-        for (const [axis, end] of ["x", "y"].flatMap((each) => [[each, "array"], [each, "arrayminus"]])) {
+        for (const [axis, end] of ["x", "y"].flatMap((letter) => [[letter, "array"], [letter, "arrayminus"]])) {
           const bars = trace[`error_${axis}`];
           if (bars && bars.visible && isList(bars[end])) row[`${names[axis]} ${end === "array" ? "+" : "-"}`] = bars[end][place];
         }
-        // A gap is no row.
+        // A gap in a line gives no row.
         if (columns.some((column) => trace[column][place] !== null && trace[column][place] !== undefined)) yield row;
       }
     }
@@ -83,7 +83,7 @@ const offers = (() => {
   function cell(value) {
     if (value === null || value === undefined || Number.isNaN(value)) return "";
     if (typeof value === "number") return String(value);
-    // A spreadsheet takes what begins so for a formula.
+    // The apostrophe keeps spreadsheets from reading the text as a formula.
     const text = plain(value).replaceAll("\r", " ").replace(/^(?=[=+\-@\t])/, "'");
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }
@@ -97,7 +97,7 @@ const offers = (() => {
       .map((line) => line.join(",") + "\n").join("");
   }
 
-  // Black on white, with the title and the legend that the page has elsewhere.
+  // Returns the SVG in black on white, with the title and the legend that the page shows outside the plot.
   async function svg({ data, layout }, title, labelOf) {
     const named = new Map();
     const traces = data.map((trace) => {
@@ -106,13 +106,13 @@ const offers = (() => {
       named.set(name, true);
       return { ...trace, name, showlegend: true };
     });
-    const own = plain(layout.title && layout.title.text), legend = layout.showlegend !== false;
+    const titleText = plain(layout.title && layout.title.text), legend = layout.showlegend !== false;
     const look = { ...layout, width: WIDTH, height: HEIGHT, autosize: false, paper_bgcolor: PAPER, plot_bgcolor: PAPER,
       font: { ...layout.font, color: INK, family: "Helvetica, Arial, sans-serif" } };
-    for (const name of Object.keys(layout).filter((each) => /^[xy]axis\d*$/.test(each))) {
+    for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
       look[name] = { ...layout[name], color: INK, linecolor: INK, gridcolor: "#dddddd" };
     }
-    if (own || legend) look.height = layout.height || 450; // a whole figure has its words itself
+    if (titleText || legend) look.height = layout.height || 450; // A whole figure contains its own title and legend.
     else {
       look.title = { text: title, font: { size: 14 }, x: 0.02, xanchor: "left", y: 0.98, yanchor: "top" };
       look.margin = { ...layout.margin, t: 40 };
@@ -138,7 +138,7 @@ const offers = (() => {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  // Puts the buttons of a figure into their place; labelOf says how the table calls a run.
+  // Adds the buttons of a figure; labelOf returns the table's label of a run.
   function put(place, title, source, labelOf) {
     const name = `${document.title} ${title}`;
     const ways = {

@@ -1,17 +1,16 @@
 "use strict";
-// Draws every figure of the page with the one Plotly above. What is seen is a function of the figures
-// as they were written and of the state below, which the table and the controls change.
-// A trace's meta says whose it is: `run`, one; `runs`, several; `points`, for each point its runs. `over`
-// has its places on other x axes, `raw` what it is the moving mean of.
+// Draws every figure of the page with Plotly. The view is a function of the original figures and of the state
+// below, which the table and the controls change. A trace's meta names its runs: `run` (one), `runs` (several) or
+// `points` (the runs of each point). `over` has its values on other x axes, `raw` its unsmoothed values.
 (() => {
-  const FAINT = 0.12, NARROW = 700, USUAL = 5; // per cent of a run that Python has averaged
-  const FACETS = 12; // so many values of a parameter have a plot each
+  const FAINT = 0.12, NARROW = 700, USUAL = 5; // USUAL: percent of a run over which Python averages curves
+  const FACETS = 12; // greatest number of facets (plots for one parameter value each)
   const COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
   const DASHES = ["solid", "dash", "dot", "dashdot"], BORDERS = ["solid", "dashed", "dotted", "double"];
   const root = document.documentElement;
   const find = (selector, from = document) => from.querySelector(selector);
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
-  // shared, runs: by key label, color, values; a gallery's index has none.
+  // The data are `shared` values and, by key, each run's label, color and values; a gallery's index has no such data.
   const known = JSON.parse(find("#known")?.textContent ?? '{"shared": {}, "runs": {}}');
   const boxes = all("input[data-run]"), marks = all("[data-mark]"), status = find(".chosen");
   const state = { axis: "step", smooth: USUAL, by: "", facet: "", marked: "", passing: null };
@@ -27,12 +26,12 @@
   const textOf = (value) => (value === null || value === undefined ? "none" : String(value));
   const valuesOf = (name) => [...new Set(Object.keys(known.runs).map((key) => textOf(valueOf(key, name))))];
   const keysOf = ({ meta = {} }) => (meta.runs || (meta.run ? [meta.run] : [])).filter((key) => key in known.runs);
-  // One run alone has no box: there is nothing to choose.
+  // A page with one run has no checkboxes, so its run is always chosen.
   const chosenKeys = () => (boxes.length
     ? boxes.filter((box) => box.checked).map((box) => box.dataset.run) : Object.keys(known.runs));
   const shownKeys = () => new Set(chosenKeys().filter((key) => !state.passing || state.passing.has(key)));
 
-  // Of a parameter's value: after six the colours begin anew, with another dash.
+  // Returns the colour and dash of a run's parameter value; after six values, colours repeat with another dash.
   function lookOf(key) {
     const place = valuesOf(state.by).indexOf(textOf(valueOf(key, state.by)));
     return [COLORS[place % COLORS.length], Math.floor(place / COLORS.length) % DASHES.length];
@@ -40,7 +39,7 @@
 
   const colorOf = (key) => (state.by ? lookOf(key)[0] : known.runs[key].color);
 
-  // The trace in another colour, a line in another dash; what is translucent stays so.
+  // Returns the trace in another colour, and a line in another dash; transparency is kept.
   function recolored(trace, [color, dash]) {
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
     const like = (old) => {
@@ -58,7 +57,7 @@
     return copy;
   }
 
-  // A centred moving mean, as in Python; gaps stay gaps.
+  // Returns a centred moving mean, computed as in labkit's Python code; gaps stay gaps.
   function smoothed(values, percent) {
     const reach = Math.floor((values.length * percent) / 200);
     return values.map((middle, place) => {
@@ -68,7 +67,7 @@
     });
   }
 
-  function seen(trace, shown, only) {
+  function viewTrace(trace, shown, only) {
     const { meta = {} } = trace, keys = keysOf(trace);
     const isIn = (key) => shown.has(key) && (!only || only.has(key));
     let copy = { ...trace };
@@ -80,12 +79,12 @@
       copy.opacity = !state.marked || keys.includes(state.marked) ? 1 : FAINT;
     }
     if (meta.points) {
-      const own = meta.points.map((each) => each.filter((key) => key in known.runs));
-      copy.y = [...trace.y].map((y, point) => (own[point].length && !own[point].some(isIn) ? null : y));
+      const pointKeys = meta.points.map((keysOfPoint) => keysOfPoint.filter((key) => key in known.runs));
+      copy.y = [...trace.y].map((y, point) => (pointKeys[point].length && !pointKeys[point].some(isIn) ? null : y));
       copy.selectedpoints = state.marked
-        ? own.flatMap((each, point) => (each.includes(state.marked) ? [point] : [])) : undefined;
+        ? pointKeys.flatMap((keysOfPoint, point) => (keysOfPoint.includes(state.marked) ? [point] : [])) : undefined;
       if (state.by && copy.marker && Array.isArray(copy.marker.color)) {
-        copy.marker = { ...copy.marker, color: own.map(([key]) => colorOf(key)) };
+        copy.marker = { ...copy.marker, color: pointKeys.map(([key]) => colorOf(key)) };
       }
     }
     return copy;
@@ -99,25 +98,25 @@
       copy[name] = { ...usual, ...over, title: { ...usual.title, ...over.title } };
     }
     if (plot.ends) copy.yaxis = { ...layout.yaxis, range: plot.ends, autorange: false };
-    return [data.map((trace) => seen(trace, shown, plot.only)), copy];
+    return [data.map((trace) => viewTrace(trace, shown, plot.only)), copy];
   }
 
-  // Values of runs in view come first; of very many the first few have a plot.
+  // Values of visible runs come first; of many values, only the first few become facets.
   function facetsOf(name) {
     const every = valuesOf(name);
     if (every.length <= FACETS) return [every, ""];
     const seen = new Set([...shownKeys()].map((key) => textOf(valueOf(key, name))));
     const values = [...seen, ...every.filter((value) => !seen.has(value))].slice(0, FACETS);
-    return [values, `${FACETS} of ${every.length} values of ${name}: a filter brings others here.`];
+    return [values, `${FACETS} of ${every.length} values of ${name} are shown; filter the runs to see others.`];
   }
 
-  // Plots for each value of the facets' parameter; or one for all.
-  function laid(source) {
+  // Creates one plot per value of the facet parameter, or one plot for all runs.
+  function layOutFacets(source) {
     const holder = source.holder, first = source.plots[0];
     for (const { node } of source.plots.slice(1)) node.parentElement.remove();
     source.plots.length = 1;
     first.only = first.ends = null;
-    for (const said of all(".facet", holder)) said.remove();
+    for (const label of all(".facet", holder)) label.remove();
     if (!state.facet || !source.faceted) return;
     first.ends = first.node._fullLayout && [...first.node._fullLayout.yaxis.range];
     const [values, more] = facetsOf(state.facet);
@@ -144,14 +143,14 @@
     return part;
   }
 
-  // A panel that has no line of any run in view says so, rather than being empty.
+  // Adds a note to a panel that draws none of the visible runs.
   function explain(source) {
     const { holder, content: { data } } = source, shown = shownKeys();
     find(".unseen", holder)?.remove();
     const keys = new Set(data.flatMap((trace) => [...keysOf(trace), ...((trace.meta || {}).points || []).flat()]));
     if (!keys.size || !shown.size || [...keys].some((key) => shown.has(key))) return;
-    holder.append(sentence("unseen note", `None of the runs in view is drawn here. This plot has ${keys.size} of ` +
-      `${boxes.length} runs: those with results, and of very many some; a report of fewer runs has all.`));
+    holder.append(sentence("unseen note", `This plot draws none of the visible runs. It has ${keys.size} of ` +
+      `${boxes.length} runs: a selection of the runs with results. A report of fewer runs draws all of them.`));
   }
 
   function choose(key) {
@@ -162,7 +161,7 @@
       button.setAttribute("aria-pressed", String(on));
       if (on) name = button.textContent.trim();
     }
-    if (status) status.textContent = name && `${name} stands out.`;
+    if (status) status.textContent = name && `${name} is highlighted.`;
     update();
   }
 
@@ -174,8 +173,8 @@
     });
   }
 
-  // Plotly's own buttons and slider answer to no keyboard: the page's do.
-  function giveUpOwnControls(node, layout) {
+  // Plotly's own buttons and sliders do not work with the keyboard, so the page replaces them.
+  function replacePlotlyControls(node, layout) {
     const height = (layout.meta && layout.meta.controls) || 0;
     const { active = 0, currentvalue = {} } = (layout.sliders || [{}])[0];
     layout.meta = { ...layout.meta, start: active, prefix: currentvalue.prefix || "frame " };
@@ -191,8 +190,8 @@
     node.style.minHeight = `${layout.height}px`;
   }
 
-  // The table is the legend of all figures of its runs, and the page has the switch of their axes.
-  function giveUpLegend(node, data, layout) {
+  // The table serves as the legend of figures about its runs, and the page has the control of the x axis.
+  function hideLegend(node, data, layout) {
     const { legend = 0, over } = layout.meta || {};
     if (over && Object.keys(over).length) delete layout.updatemenus;
     const named = data.filter(({ showlegend, meta }) => showlegend && meta && meta.run);
@@ -201,7 +200,7 @@
     shorten(node, layout, legend);
   }
 
-  // On a phone panels that share a canvas stand one below the other.
+  // On a phone, panels that share a canvas are stacked.
   function fitted(node, data, layout) {
     const canvas = node.closest(".figure:not(.foreign) .canvas");
     if (!canvas || innerWidth >= NARROW) return layout;
@@ -258,16 +257,16 @@
     const { node } = source.plots[0];
     try {
       const { data, layout, config, frames } = JSON.parse(source.script.textContent);
-      if (frames) giveUpOwnControls(node, layout);
-      delete layout.width; // the page decides
+      if (frames) replacePlotlyControls(node, layout);
+      delete layout.width; // The page sets the width.
       source.config = { ...config, displayModeBar: innerWidth < NARROW ? false : "hover" };
       if (!frames && Array.isArray(data)) {
-        giveUpLegend(node, data, layout);
+        hideLegend(node, data, layout);
         source.content = { data, layout: fitted(node, data, layout) };
         source.faceted &&= data.some(({ meta }) => meta && meta.over);
       }
       const [traces, look] = source.content ? view(source.content, source.plots[0]) : [data, layout];
-      node.textContent = ""; // its still picture
+      node.textContent = ""; // Removes the still picture.
       const drawing = Plotly.newPlot(node, traces, look, source.config);
       plots.push(source);
       await drawing;
@@ -276,7 +275,7 @@
       offer(source);
       if (source.content && state.facet && source.faceted) await render(source, true);
       else if (source.content && boxes.length) explain(source);
-    } catch (error) { // of a stranger's figure: its own line, and the others are drawn
+    } catch (error) { // An invalid figure shows this message; the other figures are drawn.
       if (plots.at(-1) === source) plots.pop();
       node.textContent = "This figure cannot be drawn: " + error.message;
     }
@@ -290,23 +289,23 @@
     if (place) offers.put(place, title, source, (key) => known.runs[key]?.label);
   }
 
-  // Lets the page show what is drawn, and answer; a page in the background shows nothing.
+  // Waits until the page has painted and handled input; a background page does not paint, hence the timeout.
   function painted() {
     const shown = new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
     return Promise.race([shown, new Promise((done) => setTimeout(done, 200))]);
   }
 
-  // All figures anew, one after the other; a later change takes the place of what is not yet drawn.
-  // One change after the other: facets come and go with places that another may be drawing in.
+  // Redraws all figures in sequence; a later change replaces pending redraws. Changes run one after another, because
+  // facets are added and removed while another change may draw in them.
   function update(facets = false) {
-    const own = ++turn;
+    const revision = ++turn;
     refacet ||= facets || Boolean(state.facet) && valuesOf(state.facet).length > FACETS;
     delete root.dataset.settled;
-    busy = busy.then(() => own === turn && redraw(own));
+    busy = busy.then(() => revision === turn && redraw(revision));
   }
 
   async function render(source, facets) {
-    if (facets) laid(source);
+    if (facets) layOutFacets(source);
     if (boxes.length) explain(source);
     for (const plot of source.plots) {
       const isNew = !plot.node._fullLayout;
@@ -315,19 +314,19 @@
     }
   }
 
-  async function redraw(own) {
+  async function redraw(revision) {
     const facets = refacet;
     refacet = false;
     for (const source of plots) {
       if (!source.content) continue;
       await render(source, facets);
       await painted();
-      if (own !== turn && !facets) return;
+      if (revision !== turn && !facets) return;
     }
-    if (own === turn) root.dataset.settled = String(turn);
+    if (revision === turn) root.dataset.settled = String(turn);
   }
 
-  // The first, then whatever comes near the screen: until then its still picture stands there.
+  // Draws the first figure, then each figure near the viewport; the others show still pictures.
   async function drawSeen() {
     const near = new Set(sources.slice(0, 1).map(({ plots: [{ node }] }) => node));
     const watch = new IntersectionObserver((changes) => {
@@ -353,8 +352,8 @@
     root.dataset.drawn = String(plots.length);
   }
 
-  // `workers=2 compressor=TopK`: a word with a sign asks for a value, any other is looked for in the row.
-  // What is typed means what is shown: numbers in the unit of the head, a word or number as its cell has it.
+  // A filter such as `workers=2 compressor=TopK`: a word with an operator tests a value, another word searches the row.
+  // Values have the displayed units: a number is in the unit of the heading, a text is as in its cell.
   const COMPARE = {
     "=": (a, b, cell) => (typeof a === "string" || a === null
       ? [textOf(a), cell].some((text) => text.toLowerCase().includes(b.toLowerCase()))
@@ -364,19 +363,19 @@
     ">": (a, b) => a > numberOf(b), "<": (a, b) => a < numberOf(b),
   };
 
-  // `51,200` and `80 %`, as cells and heads write them.
+  // Parses `51,200` and `80 %`, the formats of cells and headings.
   function numberOf(text) {
     return Number(text.replaceAll(",", "").replace(/\s*%$/, "") || NaN);
   }
 
-  // A name as it is, or as the head of its column says it.
+  // Finds a name as typed, or as the heading of its column writes it.
   function nameOf(typed, names) {
     const plain = (name) => name.trim().toLowerCase().replaceAll(" ", "_");
     return names.find((name) => name === typed) ?? names.find((name) => plain(name) === plain(typed));
   }
 
-  // The tests that a filter makes of a row, and what of it no row knows. Quotes keep words together.
-  function asks(text, cellOf) {
+  // Returns the tests of a filter, and its names that no run has. Quotes keep words together.
+  function parseFilter(text, cellOf) {
     const names = [...new Set([...Object.keys(known.shared), ...Object.values(known.runs).flatMap(({ values }) => Object.keys(values))])];
     const unknown = [];
     const tests = (text.match(/(?:"[^"]*"?|[^\s"])+/g) || []).map((quoted) => {
@@ -393,13 +392,13 @@
     return [tests, unknown];
   }
 
-  function told(passing, count, unknown, columns) {
+  function filterStatus(passing, count, unknown, columns) {
     if (!passing) return "";
-    const said = `${passing.size} of ${count} pass`;
-    return unknown.length ? `${said}: no run has ${unknown.join(", ")}; there are ${columns.join(", ")}, and all parameters` : said;
+    const summary = `${passing.size} of ${count} pass`;
+    return unknown.length ? `${summary}: no run has ${unknown.join(", ")}; available: ${columns.join(", ")}, and all parameters` : summary;
   }
 
-  const usual = new Map(); // borders of swatches
+  const usual = new Map(); // original border styles of swatches
   function swatches() {
     for (const swatch of all("[data-swatch]")) {
       const key = swatch.dataset.swatch;
@@ -408,11 +407,11 @@
       swatch.style.borderTopStyle = state.by ? BORDERS[lookOf(key)[1]] : usual.get(swatch);
     }
     const most = COLORS.length * DASHES.length, count = state.by ? valuesOf(state.by).length : 0;
-    if (count > most) status.textContent = `${count} values of ${state.by}: after ${most} colours and dashes begin anew.`;
+    if (count > most) status.textContent = `${count} values of ${state.by}: colours and dashes repeat after ${most}.`;
   }
 
-  // The rows are there without it; with it they sort, filter and stand in groups.
-  function tabled() {
+  // Makes the table sortable, searchable and groupable; without DataTables it is a static table.
+  function setUpTable() {
     const table = find("#table"), rows = all("tbody tr", table);
     const byKey = new Map(rows.map((row) => [row.dataset.key, row]));
     const heads = all("thead th", table).map((head) => head.dataset.name);
@@ -422,12 +421,12 @@
     const grid = new DataTable(table, options);
     const cellOf = (key, name) => byKey.get(key).cells[heads.indexOf(name)]?.textContent ?? "";
     find("#filter").addEventListener("input", ({ target }) => {
-      const [wanted, unknown] = asks(target.value, cellOf);
-      state.passing = wanted.length ? new Set([...byKey].filter(([key, row]) =>
-        wanted.every((each) => each(key, row))).map(([key]) => key)) : null;
+      const [tests, unknown] = parseFilter(target.value, cellOf);
+      state.passing = tests.length ? new Set([...byKey].filter(([key, row]) =>
+        tests.every((test) => test(key, row))).map(([key]) => key)) : null;
       grid.search.fixed("typed", (_, __, place) => !state.passing ||
         state.passing.has(grid.row(place).node().dataset.key)).draw();
-      status.textContent = told(state.passing, rows.length, unknown, heads);
+      status.textContent = filterStatus(state.passing, rows.length, unknown, heads);
       update();
     });
     find("#by").addEventListener("change", ({ target }) => {
@@ -435,7 +434,7 @@
       const place = heads.indexOf(state.by);
       grid.rowGroup().enable(Boolean(state.by));
       if (state.by) {
-        // A cell's HTML as it stands, escaped; read as text it would be somebody's markup.
+        // The cell's HTML is used because it is escaped; its text could contain markup.
         const cell = (data) => `${state.by} ${data[place].display ?? data[place]}`;
         grid.rowGroup().dataSrc(cell);
         grid.order.fixed({ pre: [[place, "asc"]] });
@@ -473,12 +472,12 @@
     const scheme = () => root.classList.toggle("dark", dark.matches);
     dark.addEventListener("change", scheme);
     scheme();
-    // The rows can be read without: the first figure comes before what sorts them.
-    if (find("#filter")) addEventListener("tables", () => first.then(tabled), { once: true });
+    // Sorting is set up after the first figure, because the static table is already readable.
+    if (find("#filter")) addEventListener("tables", () => first.then(setUpTable), { once: true });
   }
 
-  // What is not yet drawn on the screen is part of the printed page; what is folded stays so, but for
-  // the notebook's progress. A figure is scaled to the paper as it is: there is no time to draw it anew.
+  // Before printing, all remaining figures are drawn. Folded parts stay folded, except the notebook's progress.
+  // Figures are scaled to the paper, because there is no time to redraw them.
   addEventListener("beforeprint", () => {
     for (const source of sources.splice(0)) draw(source);
     wake();

@@ -1,4 +1,4 @@
-"""The runs of a page as a table: what tells them apart, what they reached, and what they share."""
+"""The table of runs in a report: differing parameters, results, and shared parameters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
 from labkit.figures.kit.axes import TITLES, title_of, word
-from labkit.figures.kit.entries import Entry
+from labkit.figures.kit.entries import RunEntry
 from labkit.records.analysis.columns import (
     Value,
-    begun,
-    clear,
-    differing,
+    differing_parameters,
     plain_parameters,
-    spread,
+    reached_experiment,
+    seed_range,
+    shortest_name,
 )
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
-_TWICE = ("seed", "repeats", "gate")  # columns of seeds and verdicts say them
-_OURS = ("label", "state", "gate", "seeds")  # columns that every table has
-_MOST = 24  # so many results are columns; a filter knows all
-_HINTS = 3  # so many distinct ones of a column are told
+_SHOWN_ELSEWHERE = ("seed", "repeats", "verify")  # parameters that columns of other names show
+_FIXED_COLUMNS = ("label", "state", "equivalence", "seeds")  # columns of every table
+_MAX_RESULTS = 24  # greatest number of result columns; filters also accept results without a column
+_MAX_HINTS = 3  # greatest number of distinct tooltips that a shared cell shows
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
     "samples_per_second": "samples/s",
@@ -34,105 +34,111 @@ _HEADS = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is seen, what it is sorted by, and what it says under the pointer."""
+class TableCell:
+    """A table cell: text, sort key (None: sort by text), and tooltip."""
 
     text: str
     order: float | None = None
     hint: str = ""
 
     @property
-    def asked(self) -> Value:
-        """What a filter holds against what is typed: in the unit that is seen."""
+    def filter_value(self) -> Value:
+        """Value that a filter on this column compares, in the displayed unit."""
         return self.text if self.order is None else self.order
 
 
 @dataclass(frozen=True)
-class Column:
-    """name: as one types it in a filter; head: with the unit of its cells."""
+class TableColumn:
+    """A table column: its name in filters, its heading with the unit, and its cells."""
 
     name: str
     head: str
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[TableCell] = field(default_factory=list)
 
     @cached_property
     def is_words(self) -> bool:
-        """Whether no cell is a number."""
+        """True if no cell is a number."""
         return all(cell.order is None for cell in self.cells)
 
     @cached_property
     def is_same(self) -> bool:
-        """Whether it tells no two rows apart."""
+        """True if there are several cells and all are equal."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
 
     @property
-    def one(self) -> Cell:
-        """What stands for all cells where they are the same, with what each of them hints at."""
+    def summary(self) -> TableCell:
+        """Cell that represents a column of equal cells, with their distinct tooltips."""
         hints = list(dict.fromkeys(cell.hint for cell in self.cells if cell.hint))
-        more = [f"and {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
-        return Cell(self.cells[0].text, hint="; ".join(hints[:_HINTS] + more))
+        further = [f"and {len(hints) - _MAX_HINTS} more"] if len(hints) > _MAX_HINTS else []
+        return TableCell(self.cells[0].text, hint="; ".join(hints[:_MAX_HINTS] + further))
 
 
 @dataclass(frozen=True)
-class Table:
-    """A row a setting; columns that are the same in all rows stand above it.
+class ReportTable:
+    """A table with one row per setting; the page lists columns with equal cells above it.
 
     Attributes:
-        shown: the settings.
-        columns: parameters that differ, states, results.
-        names: of the parameters among the columns.
-        values: what a filter may ask of each row, in the units that are seen.
-        more: how many results have no column.
+        entries: Settings (runs that differ only in the seed), one per row.
+        columns: Columns of differing parameters, of states and of results.
+        names: Names of the columns that are parameters.
+        values: For each row, the values that filters can use, by name, in displayed units.
+        more: Number of results that have no column, for lack of room.
     """
 
-    shown: Sequence[Entry]
-    columns: list[Column]
+    entries: Sequence[RunEntry]
+    columns: list[TableColumn]
     names: list[str]
     values: list[dict[str, Value]]
     more: int
 
     @cached_property
-    def told(self) -> list[Column]:
-        """The columns that tell rows apart."""
+    def differing_columns(self) -> list[TableColumn]:
+        """Columns whose cells differ."""
         return [column for column in self.columns if not column.is_same]
 
     @property
-    def same(self) -> list[tuple[str, Cell]]:
-        """Heads and cells of the others, and of the parameters that matter to every reader."""
-        rows = [plain_parameters(run) for run in self._begun]
+    def shared_cells(self) -> list[tuple[str, TableCell]]:
+        """Headings and cells of columns with equal cells, and of the task's parameters."""
+        rows = [plain_parameters(run) for run in self._begun_runs]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
-        given = [
-            (title_of(n), _parameter(n, shared[n])) for n in _TOLD if shared.get(n) is not None
+        task_cells = [
+            (title_of(n), _parameter(n, shared[n])) for n in _TASK if shared.get(n) is not None
         ]
-        return given + [(column.head, column.one) for column in self.columns if column.is_same]
+        return task_cells + [
+            (column.head, column.summary) for column in self.columns if column.is_same
+        ]
 
     @property
-    def same_in(self) -> str:
-        """Of whom that is said: of jobs that failed before their experiment nothing is known."""
-        apart = len(self.shown) - len(self._begun)
+    def shared_by(self) -> str:
+        """Text that states which rows share the values; jobs that failed early have none."""
+        failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
-            f"all but {plural(apart, 'job')} that failed before an experiment" if apart else "all"
+            f"all but {plural(failed_jobs, 'job')} that failed before an experiment"
+            if failed_jobs
+            else "all"
         )
 
     @cached_property
-    def _begun(self) -> list[Run]:
-        """The runs that came as far as an experiment; all, where none did."""
-        runs = [entry.run for entry in self.shown]
-        return [run for run, own in zip(runs, begun(runs), strict=True) if own] or runs
+    def _begun_runs(self) -> list[Run]:
+        """Runs whose job reached the experiment; all runs if no job did."""
+        runs = [entry.run for entry in self.entries]
+        return [
+            run for run, is_begun in zip(runs, reached_experiment(runs), strict=True) if is_begun
+        ] or runs
 
     @property
     def has_seeds(self) -> bool:
-        """Whether a row stands for several seeds."""
-        return any(entry.metrics.get("repeats", 1) > 1 for entry in self.shown)
+        """True if a row represents several seeds."""
+        return any(entry.metrics.get("repeats", 1) > 1 for entry in self.entries)
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Names of the parameters among the columns, by which rows are coloured and grouped."""
-        known = {column.name for column in self.told}
-        return [name for name in self.names if name in known]
+        """Names of the differing parameters, by which a user can colour and group rows."""
+        column_names = {column.name for column in self.differing_columns}
+        return [name for name in self.names if name in column_names]
 
-    def known(self) -> dict[str, JSON]:
-        """What a filter may ask for: values that all share, and each row's own."""
+    def filter_data(self) -> dict[str, JSON]:
+        """Return the data for the page's filters: values that all rows share, and values by row."""
         rows = self.values
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         runs: dict[str, JSON] = {
@@ -141,62 +147,77 @@ class Table:
                 "color": entry.color,
                 "values": {k: v for k, v in row.items() if k not in shared},
             }
-            for entry, row in zip(self.shown, rows, strict=True)
+            for entry, row in zip(self.entries, rows, strict=True)
         }
         return {"shared": shared, "runs": runs}
 
 
-_TOLD = ("model", "dataset", "strategy", "workers", "network", "epochs", "batch_size", "precision")
+_TASK = ("model", "dataset", "strategy", "workers", "network", "epochs", "batch_size", "precision")
 
 
-def table_of(shown: Sequence[Entry]) -> Table:
-    """The table of settings."""
-    given = [plain_parameters(entry.run) for entry in shown]
-    found = [key_metrics(entry.run) for entry in shown]
-    every = dict.fromkeys((*KEY_METRICS, *(name for row in found for name in row)))
-    measured = [name for name in every if any(name in row for row in found)]
-    names = _names(given, (*_OURS, *measured))
-    apart = differing(given, begun([entry.run for entry in shown]))
-    told = [name for name in apart if name not in _TWICE]
-    columns = [_given(names[name], [row.get(name) for row in given]) for name in told]
-    columns += [
-        Column("seeds", "seeds", [_seeds(entry) for entry in shown]),
-        Column("state", "state", [_state(entry) for entry in shown]),
-        Column("gate", "gate", [_gate(entry) for entry in shown]),
+def table_of(entries: Sequence[RunEntry]) -> ReportTable:
+    """Return the table of these settings."""
+    parameter_rows = [plain_parameters(entry.run) for entry in entries]
+    metric_rows = [key_metrics(entry.run) for entry in entries]
+    metric_names = dict.fromkeys((*KEY_METRICS, *(name for row in metric_rows for name in row)))
+    measured = [name for name in metric_names if any(name in row for row in metric_rows)]
+    names = _names(parameter_rows, (*_FIXED_COLUMNS, *measured))
+    differing_names = differing_parameters(
+        parameter_rows, reached_experiment([entry.run for entry in entries])
+    )
+    parameter_names = [name for name in differing_names if name not in _SHOWN_ELSEWHERE]
+    columns = [
+        _parameter_column(names[name], [row.get(name) for row in parameter_rows])
+        for name in parameter_names
     ]
-    results = [_numbers(name, shown, [row.get(name) for row in found]) for name in measured]
+    columns += [
+        TableColumn("seeds", "seeds", [_seeds(entry) for entry in entries]),
+        TableColumn("state", "state", [_state(entry) for entry in entries]),
+        TableColumn("equivalence", "equivalence", [_gate(entry) for entry in entries]),
+    ]
+    results = [
+        _result_column(name, entries, [row.get(name) for row in metric_rows]) for name in measured
+    ]
     values = [
         {names[name]: _plain(value) for name, value in row.items() if name in names}
-        | _fixed(entry)
+        | _fixed_values(entry)
         | {
-            result.name: result.cells[place].asked
+            result.name: result.cells[index].filter_value
             for result in results
-            if result.name in found[place]
+            if result.name in metric_rows[index]
         }
-        for place, (entry, row) in enumerate(zip(shown, given, strict=True))
+        for index, (entry, row) in enumerate(zip(entries, parameter_rows, strict=True))
     ]
-    columns += results[:_MOST]
-    return Table(shown, columns, [names[n] for n in told], values, len(results[_MOST:]))
+    columns += results[:_MAX_RESULTS]
+    return ReportTable(
+        entries, columns, [names[n] for n in parameter_names], values, len(results[_MAX_RESULTS:])
+    )
 
 
-def _names(given: Sequence[dict[str, Value]], taken: Sequence[str]) -> dict[str, str]:
-    """What columns and filters call each parameter: its shortest clear name that no other has.
+def _names(parameter_rows: Sequence[dict[str, Value]], reserved: Sequence[str]) -> dict[str, str]:
+    """Return the unique short name of each parameter in columns and filters.
 
-    Args: given, the parameters of all rows; taken, names of other columns.
+    Args:
+        parameter_rows: Parameters of each row of the table.
+        reserved: Names that other columns use.
     """
-    every = [name for name in dict.fromkeys(n for row in given for n in row) if name not in _TWICE]
-    found = {}
-    for name in every:
-        short = clear(name, every)
-        if short in taken:
-            short = name if "." in name else f"{name} (asked)"
-        found[name] = short
-    return found
+    names = [
+        name
+        for name in dict.fromkeys(n for row in parameter_rows for n in row)
+        if name not in _SHOWN_ELSEWHERE
+    ]
+    short_names = {}
+    for name in names:
+        short = shortest_name(name, names)
+        if short in reserved:
+            short = name if "." in name else f"{name} (parameter)"
+        short_names[name] = short
+    return short_names
 
 
-def _fixed(entry: Entry) -> dict[str, Value]:
-    """What every row has."""
-    words = {"label": entry.label, "state": _state(entry).text, "gate": _gate(entry).text}
+def _fixed_values(entry: RunEntry) -> dict[str, Value]:
+    """Return the values that every row has: label, state, equivalence verdict, seeds."""
+    words = {"label": entry.label, "state": _state(entry).text, "equivalence": _gate(entry).text}
     return words | {"seeds": int(entry.metrics.get("repeats") or 1)}
 
 
@@ -204,64 +225,68 @@ def _plain(value: Value) -> Value:
     return scrub(value) if isinstance(value, str) else value
 
 
-def _given(name: str, values: Sequence[Value]) -> Column:
-    """A column of parameters."""
-    return Column(name, name.replace("_", " "), [_parameter(name, value) for value in values])
+def _parameter_column(name: str, values: Sequence[Value]) -> TableColumn:
+    """Return the column of one parameter, with a value for each row."""
+    return TableColumn(name, name.replace("_", " "), [_parameter(name, value) for value in values])
 
 
-def _parameter(name: str, value: Value) -> Cell:
+def _parameter(name: str, value: Value) -> TableCell:
     text = word(name, value)
     full = scrub(str(value))
     hint = full if value is not None and full != text else ""
-    return Cell(text, float(value) if is_number(value) else None, hint)
+    return TableCell(text, float(value) if is_number(value) else None, hint)
 
 
-def _seeds(entry: Entry) -> Cell:
+def _seeds(entry: RunEntry) -> TableCell:
     count = int(entry.metrics.get("repeats") or 1)
-    return Cell(str(count), count)
+    return TableCell(str(count), count)
 
 
-def _state(entry: Entry) -> Cell:
+def _state(entry: RunEntry) -> TableCell:
     status = entry.run.status
-    return Cell(str(status["state"]), None, scrub(str(status.get("cause") or "")))
+    return TableCell(str(status["state"]), None, scrub(str(status.get("cause") or "")))
 
 
-def _gate(entry: Entry) -> Cell:
-    said = scrub(verdict(entry.run))
-    first = said.partition(" (")[0]
-    return Cell({"not applicable": "n/a", "not run": "none"}.get(first, first), None, said)
+def _gate(entry: RunEntry) -> TableCell:
+    text = scrub(verdict(entry.run))
+    first = text.partition(" (")[0]
+    return TableCell({"not applicable": "n/a", "not run": "none"}.get(first, first), None, text)
 
 
-def _numbers(name: str, shown: Sequence[Entry], values: Sequence[Value]) -> Column:
-    """A column of results in one unit, which stands in its head; one's own may be texts, too."""
-    known = [abs(float(value)) for value in values if is_number(value)]
+def _result_column(name: str, entries: Sequence[RunEntry], values: Sequence[Value]) -> TableColumn:
+    """Return a column of results in the unit that the heading names; cells may also be texts."""
+    magnitudes = [abs(float(value)) for value in values if is_number(value)]
     head, factor = _HEADS.get(name) or TITLES.get(name) or name.replace("_", " "), 1.0
     if name == "payload_bytes_per_step":
-        power = next((p for p in range(4, 0, -1) if max(known, default=0) >= 1024**p), 0)
-        head, factor = f"payload, {_UNITS[power]} a step", 1 / 1024**power
-    # Who logs accuracies of his own may count them in per cent.
-    elif name.endswith("accuracy") and max(known, default=0) <= 1:
+        power = next((p for p in range(4, 0, -1) if max(magnitudes, default=0) >= 1024**p), 0)
+        head, factor = f"payload, {_UNITS[power]} per step", 1 / 1024**power
+    # Accuracies above 1 are not scaled, because those from `lk.log` may already be in percent.
+    elif name.endswith("accuracy") and max(magnitudes, default=0) <= 1:
         head, factor = f"{head}, %", 100.0
     cells = []
-    for entry, value in zip(shown, values, strict=True):
+    for entry, value in zip(entries, values, strict=True):
         if not is_number(value):
-            cells.append(Cell("—") if value is None else _parameter(name, value))
+            cells.append(TableCell("—") if value is None else _parameter(name, value))
             continue
-        ends = spread(entry.run, name)
+        extremes = seed_range(entry.run, name)
         seeds = f"{entry.metrics.get('repeats')} seeds, "
-        hint = f"{seeds}{_digits(factor * ends[0])} to {_digits(factor * ends[1])}" if ends else ""
-        cells.append(Cell(_digits(factor * value), _six(factor * value), hint))
-    return Column(name, head, cells)
+        hint = (
+            f"{seeds}{_digits(factor * extremes[0])} to {_digits(factor * extremes[1])}"
+            if extremes
+            else ""
+        )
+        cells.append(TableCell(_digits(factor * value), _round(factor * value), hint))
+    return TableColumn(name, head, cells)
 
 
 def _digits(value: float) -> str:
-    """Three or four figures; from a thousand on whole numbers."""
+    """Format a number with three or four digits, or as an integer from a thousand on."""
     size = abs(value)
     if size >= 999.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:#.3g}"
 
 
-def _six(value: float) -> float:
-    """Six figures: more sort and filter nothing apart that a reader would."""
+def _round(value: float) -> float:
+    """Return a number rounded to six digits, which is enough for sorting and filtering."""
     return float(f"{value:.6g}")

@@ -5,7 +5,7 @@ from labkit.common.nearest import listed
 from labkit.schedules.all_to_all import all_to_all
 from labkit.schedules.butterfly import butterfly
 from labkit.schedules.collective import ANY, SUM, Collective, allreduce, count_switches
-from labkit.schedules.formulas import Cost, Counts
+from labkit.schedules.formulas import AlphaBetaCost, Counts
 from labkit.schedules.gather import gather
 from labkit.schedules.hierarchical import Hosts, hierarchical, host_groups
 from labkit.schedules.in_network import in_network, switch_above
@@ -34,7 +34,7 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# Allreduces in which switches add: simulated and drawn, for no rank is a switch.
+# Switches add the values, so these schedules are simulated and drawn but not executed by ranks.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {
@@ -47,8 +47,12 @@ COLLECTIVES: dict[str, Collective[...]] = {
 }
 
 
-def named(name: str) -> Collective[...]:
-    """The allreduce or other collective of this name. Raises: InvalidInput, with all names."""
+def get_collective(name: str) -> Collective[...]:
+    """Return the allreduce or other collective of this name.
+
+    Raises:
+        InvalidInput: If no schedule has this name; the message lists all names.
+    """
     every = ALLREDUCE | COLLECTIVES | IN_NETWORK
     if name not in every:
         raise InvalidInput(f"no schedule is called {name!r}{listed(name, every)}")
@@ -62,8 +66,8 @@ __all__ = [
     "IN_NETWORK",
     "PIPELINE",
     "SUM",
+    "AlphaBetaCost",
     "Collective",
-    "Cost",
     "Counts",
     "Hosts",
     "Round",
@@ -77,11 +81,11 @@ __all__ = [
     "count_chunks",
     "count_switches",
     "gather",
+    "get_collective",
     "hierarchical",
     "host_groups",
     "in_network",
     "master_worker",
-    "named",
     "pack",
     "rabenseifner",
     "reduce_scatter_ring",

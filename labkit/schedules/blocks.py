@@ -1,4 +1,4 @@
-"""Which blocks of a model's weights a round changes: by turns, by chance, or where most moves."""
+"""Selection of the weight blocks that a round updates: by priority, in turn, or at random."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ Matrix = NDArray[np.float64]
     *("_round", "_changes"),
 )
 class BlockRounds:
-    r"""Chooses blocks for each round, no two of which depend on each other.
+    r"""Select the blocks of each round so that no two of them depend on each other.
 
-    By priority block j is drawn with a probability that grows with its last change and with the
-    rounds a that it has waited since,
+    With priority selection, the probability of drawing block j grows with the block's last change
+    δ and with a, the number of rounds since its last selection:
 
-    \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr),\]
+    \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr).\]
 
-    and a block that never was chosen comes before all others. A block that depends on one that is
-    chosen already waits for another round, and the next one in the order takes its place.
+    Blocks that were never selected come first. A block that depends on a selected block waits for a
+    later round, and the next block in the order takes its place.
 
     Args:
-        count: of blocks.
-        parallel: the most blocks of a round.
-        select: "priority"; "round_robin": who has waited longest comes first; "random": anybody.
-        depends: shape (count, count), whether two blocks must not change in one round; None: all
-            may.
-        floor: η.
-        seed: all that have the same choose the same.
+        count: Total number of blocks.
+        parallel: Maximum number of blocks in a round.
+        select: "priority"; "round_robin" (the block that has waited longest comes first); or
+            "random" (uniform).
+        depends: Boolean matrix of shape (count, count): whether two blocks must not change in the
+            same round; None: no block depends on another.
+        floor: The constant η, which keeps blocks that hardly change from never being drawn.
+        seed: Random seed; equal seeds give equal selections.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is relative to the largest change, as changes shrink to nothing at the optimum; waiting counts,
-    as a block that did not move once would else be forgotten; and places of blocks that must wait
-    are filled.
+    is relative to the largest change, because changes shrink to zero at the optimum; the waiting
+    time is a factor, because a block that once did not move would otherwise never be drawn; and the
+    next free blocks replace blocks that must wait.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class BlockRounds:
         self._parallel, self._select, self._floor = parallel, select, floor
         self._depends = depends
         self._random = np.random.default_rng(seed)
-        self._order = np.arange(count)  # who has waited longest comes first
-        self._chosen = np.zeros(count)  # in which round, last
+        self._order = np.arange(count)  # the block that has waited longest comes first
+        self._chosen = np.zeros(count)  # each block's last selected round
         self._round = 0
-        self._changes = np.full(count, np.inf)  # of those that never were chosen
+        self._changes = np.full(count, np.inf)  # infinite for blocks that were never selected
 
     def next(self) -> NDArray[np.intp]:
-        """The numbers of the blocks of the next round, sorted."""
+        """Return the sorted numbers of the blocks of the next round."""
         order = self._candidates()
         chosen: list[int] = []
         free = np.ones(len(order), bool)
@@ -76,53 +77,55 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
-        self._chosen = self._chosen.copy()  # a state that somebody keeps has the last one
+        self._chosen = self._chosen.copy()  # a saved state still refers to the old array
         self._chosen[chosen] = self._round
         self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
-        """How much the blocks of a round have changed."""
-        self._changes = self._changes.copy()  # as above
+        """Record by how much the weights of these blocks changed in their round."""
+        self._changes = self._changes.copy()  # a saved state still refers to the old array
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:
-        """All blocks, whoever comes first before the others."""
+        """Return all blocks, sorted by descending precedence."""
         if self._select == "round_robin":
             return self._order
         if self._select == "random":
             return self._random.permutation(len(self._order))
-        # Gumbel's trick: sorted like this they are drawn one by one, without putting back.
+        # Gumbel trick: this order is a weighted random draw without replacement.
         noise = self._random.gumbel(size=len(self._order))
-        known = np.isfinite(self._changes)
-        moved, waited = np.where(known, self._changes, 0.0), self._round - self._chosen
-        most = moved.max()
+        selected_before = np.isfinite(self._changes)
+        moved, waited = np.where(selected_before, self._changes, 0.0), self._round - self._chosen
+        largest = moved.max()
         with np.errstate(divide="ignore"):
-            weight = np.log(waited * (moved + self._floor * most))
-        weight = np.where(known & (most > 0), weight, 0.0)
-        # Two keys: strangers first.
-        return np.lexsort((-(weight + noise), known))
+            weight = np.log(waited * (moved + self._floor * largest))
+        weight = np.where(selected_before & (largest > 0), weight, 0.0)
+        # The second key puts blocks that were never selected first.
+        return np.lexsort((-(weight + noise), selected_before))
 
 
 def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
-    r"""How strongly blocks depend on each other, from the curvature of the loss.
+    r"""Return the strength of the dependence between blocks, from the curvature of the loss.
 
-    \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|},\]
+    \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
-    the larger one of (a, b) and (b, a). For blocks of one weight of a linear model under squared
-    errors this is the correlation of two columns, as scheduled lasso takes it.
+    The result is the larger of \(c_{ab}\) and \(c_{ba}\), from the blocks of the Hessian H. For
+    blocks of one weight in a linear model with squared errors, it is the correlation of two data
+    columns, which scheduled lasso uses.
 
     Args:
-        products: shape (blocks, weights); row a is the Hessian times a vector of ±1 on block a, 0
-            elsewhere.
-        ends: where blocks begin and end in the flat weights; blocks + 1 numbers.
+        products: Matrix of shape (blocks, weights); row a is the Hessian times a vector that is ±1
+            on block a and 0 elsewhere.
+        ends: Offsets of the block boundaries in the flat weights; blocks + 1 numbers.
 
     Returns:
-        shape (blocks, blocks); 0 where one of the two has no curvature, and on the diagonal.
+        Matrix of shape (blocks, blocks); 0 on the diagonal and where one of the two blocks has no
+        curvature.
     """
     norms = np.sqrt(np.add.reduceat(products**2, ends[:-1], axis=1))
-    own = np.sqrt(np.diag(norms))
-    scale = np.outer(own, own)
-    found = np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0)
-    np.fill_diagonal(found, 0.0)
-    return np.maximum(found, found.T)
+    roots = np.sqrt(np.diag(norms))
+    scale = np.outer(roots, roots)
+    coupling = np.divide(norms, scale, out=np.zeros_like(norms), where=scale > 0)
+    np.fill_diagonal(coupling, 0.0)
+    return np.maximum(coupling, coupling.T)

@@ -1,4 +1,4 @@
-"""A collective: a schedule, what the ranks hold at its end, and what is known of it."""
+"""A collective: a schedule, its postcondition, and its known costs."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, table
-from labkit.schedules.formulas import Cost, Counts
-from labkit.schedules.round import Integers, Round, messages_of
+from labkit.schedules.formulas import AlphaBetaCost, Counts
+from labkit.schedules.round import Integers, Round, describe_messages
 
 SUM = -1  # the sum of the chunk over all ranks
-ANY = -2  # whatever: the collective promises nothing here
-SHOWN = 4  # ranks on which a collective is laid out where it is displayed
+ANY = -2  # unspecified: the collective makes no promise for this chunk
+SHOWN = 4  # number of ranks in the HTML display of a collective
 
 Call = ParamSpec("Call")
 Ends: TypeAlias = Callable[[int, int], Integers]
 
 
-class Drawn:
-    """A function with a drawing in its docstring, and facts beside it as fields.
+class DrawnFunction:
+    """A function with a drawing in its docstring, plus facts about the function in fields.
 
-    It goes by the function's own name and documentation.
+    The object has the name and the documentation of the function.
     """
 
     def take_name(self, drawing: Callable[..., object]) -> None:
-        """Name and documentation of the function."""
+        """Copy the name and the documentation of the function to this object."""
         for name in WRAPPER_ASSIGNMENTS:
-            if hasattr(drawing, name):  # not of a `partial`
+            if hasattr(drawing, name):  # a `partial` lacks some attributes
                 object.__setattr__(self, name, getattr(drawing, name))
-        # The dataclass is frozen; `inspect.signature` follows this to the function's own arguments.
+        # `inspect.signature` follows `__wrapped__`; the frozen dataclass forbids plain assignment.
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # A pickled function is its name, and so is what stands in the module in its place.
+        # Pickle stores this object by its name, because it replaces a function of that name.
         name = getattr(self, "__name__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:
             return str(name)
@@ -47,35 +47,44 @@ class Drawn:
 
     @property
     def paper(self) -> str:
-        """What the docstring names as its source."""
+        """The source that the docstring cites."""
         return re.sub(r"\s+", " ", self.__doc__ or "").partition("ource: ")[2].strip()
 
 
 def _unknown(*_: object) -> NoReturn:
-    raise InvalidInput("nobody has written down a formula for this schedule")
+    raise InvalidInput("no formula is known for this schedule: write one, or simulate the schedule")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Collective(Drawn, Generic[Call]):
-    """A schedule and its promise; called as the function that draws it.
+class Collective(DrawnFunction, Generic[Call]):
+    """A schedule and its postcondition; a call returns the rounds of the schedule.
 
-    Args: schedule: size -> rounds; ends: (size, chunks) -> table of shape (size, chunks) that
-    says what each rank holds in each chunk at the end: `SUM`, `ANY`, or the rank r ≥ 0 whose
-    chunk it was at the start; counts: what p ranks send by the textbook; cost: its seconds by the
-    textbook; ways: the ways through it on one switch, of which the slowest is what it takes there
-    (default: the textbook's); layout: what of a network it can be laid out on, the argument by
-    which it takes that; gathers: an allgather that carries each rank's own part to all, where the
-    schedule ends with one; between: the rounds between hosts, of a schedule that begins and ends
-    inside them: first the i-th ranks of hosts add up part i of the least host's many parts, last
-    they copy it to the others, as shared memory does, too; switches: how many nodes of the network
-    take part, numbered after the ranks.
+    Args:
+        schedule: Function from the number of ranks to the rounds.
+        ends: Function (size, chunks) -> table of shape (size, chunks) with the content of each
+            chunk of each rank at the end: `SUM`, `ANY`, or the rank r ≥ 0 whose initial chunk it
+            is.
+        counts: Function of the number p of ranks: messages and volume of each rank, by the textbook
+            formula.
+        cost: Function of p: time by the textbook formula.
+        critical_paths: Function of p: costs of the possible critical paths on one switch, of which
+            the slowest is the time. Default: the textbook cost.
+        layout: The argument by which the schedule takes the layout of a network: "hosts", "links"
+            or None.
+        gathers: Rounds of the final allgather, in which each rank distributes its part of the sum;
+            None if the schedule has no such end.
+        between: Rounds between hosts, in schedules that begin and end inside hosts. The buffer has
+            as many parts as the smallest host has ranks. First, the i-th rank of each host adds
+            part i of its host's buffers. At the end, it copies the sum to the other ranks of its
+            host, as shared memory does.
+        switches: Number of network switches that take part; they are numbered after the ranks.
     """
 
     schedule: Callable[Call, Iterable[Round]]
     ends: Ends
     counts: Callable[..., Counts] = _unknown
-    cost: Callable[[int], Cost] = _unknown
-    ways: Callable[[int], tuple[Cost, ...]] = _unknown
+    cost: Callable[[int], AlphaBetaCost] = _unknown
+    critical_paths: Callable[[int], tuple[AlphaBetaCost, ...]] = _unknown
     layout: Literal["hosts", "links"] | None = None
     gathers: Callable[[int], Iterable[Round]] | None = None
     between: Callable[..., Iterable[Round]] | None = None
@@ -83,21 +92,21 @@ class Collective(Drawn, Generic[Call]):
 
     def __post_init__(self) -> None:
         self.take_name(self.schedule)
-        if self.ways is _unknown:
-            object.__setattr__(self, "ways", lambda size: (self.cost(size),))
+        if self.critical_paths is _unknown:
+            object.__setattr__(self, "critical_paths", lambda size: (self.cost(size),))
 
     def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> Iterable[Round]:
-        """The rounds."""
+        """Return the rounds."""
         return self.schedule(*args, **kwargs)
 
     def _repr_html_(self) -> str:
         drawing: Callable[..., Iterable[Round]] = self.schedule
         rounds = list(drawing(SHOWN))
-        told = [
-            ", ".join(f"{way} {adds} {what}" for way, what, adds in messages_of(each))
-            for each in rounds
+        descriptions = [
+            ", ".join(f"{way} {adds} {what}" for way, what, adds in describe_messages(step))
+            for step in rounds
         ]
-        rows = [[str(number), messages] for number, messages in enumerate(told, 1)]
+        rows = [[str(number), messages] for number, messages in enumerate(descriptions, 1)]
         count = sum(map(len, rounds))
         return card(
             f"Collective on {SHOWN} ranks: {len(rounds)} rounds, {count} messages",
@@ -105,49 +114,51 @@ class Collective(Drawn, Generic[Call]):
         )
 
 
-def everywhere(value: int) -> Ends:
-    """All ranks hold the same in all chunks."""
+def all_ranks_hold(value: int) -> Ends:
+    """Return a postcondition: every rank holds this value in every chunk."""
     return lambda size, chunks: np.full((size, chunks), value)
 
 
-def at_root(held: Callable[[int], Integers | int]) -> Ends:
-    """Rank 0 holds this (of so many chunks), and nothing is promised of the others."""
+def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
+    """Return a postcondition: rank 0 holds `expected(chunks)`; other ranks are unspecified."""
 
     def ends(size: int, chunks: int) -> Integers:
         table = np.full((size, chunks), ANY)
-        table[0] = held(chunks)
+        table[0] = expected(chunks)
         return table
 
     return ends
 
 
-def at_home(value: int) -> Ends:
-    """Rank r holds this in chunk r, and nothing is promised of its other chunks."""
+def owners_hold(value: int) -> Ends:
+    """Return a postcondition: rank r holds this value in chunk r; other chunks are unspecified."""
     return lambda size, chunks: np.where(np.eye(size, chunks, dtype=np.bool_), value, ANY)
 
 
 def collective(
     ends: Ends,
     counts: Callable[..., Counts],
-    cost: Callable[[int], Cost] = _unknown,
-    ways: Callable[[int], tuple[Cost, ...]] = _unknown,
+    cost: Callable[[int], AlphaBetaCost] = _unknown,
+    critical_paths: Callable[[int], tuple[AlphaBetaCost, ...]] = _unknown,
     layout: Literal["hosts", "links"] | None = None,
     gathers: Callable[[int], Iterable[Round]] | None = None,
     between: Callable[..., Iterable[Round]] | None = None,
     switches: Callable[..., int] = lambda size, **_: 0,
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
-    """Stands above a schedule and says what is known of it, see `Collective`."""
-    known = (ends, counts, cost, ways, layout, gathers, between, switches)
+    """Return a decorator that turns a schedule into a `Collective` with these facts."""
+    known = (ends, counts, cost, critical_paths, layout, gathers, between, switches)
     return lambda drawing: Collective(drawing, *known)
 
 
 def allreduce(schedule: Callable[Call, Iterable[Round]]) -> Collective[Call]:
-    """An allreduce promises the sum, everywhere; of anybody's own nothing else is known."""
-    return schedule if isinstance(schedule, Collective) else Collective(schedule, everywhere(SUM))
+    """Return the schedule as an allreduce: every rank ends with the sum, and no cost is known."""
+    return (
+        schedule if isinstance(schedule, Collective) else Collective(schedule, all_ranks_hold(SUM))
+    )
 
 
 def count_switches(schedule: Callable[..., Iterable[Round]], size: int) -> int:
-    """How many switches take part in a schedule, laid out on hosts or not."""
-    given = schedule.keywords if isinstance(schedule, partial) else {}
-    drawn = schedule.func if isinstance(schedule, partial) else schedule
-    return drawn.switches(size, **given) if isinstance(drawn, Collective) else 0
+    """Return the number of switches that take part in a schedule, with or without a host layout."""
+    arguments = schedule.keywords if isinstance(schedule, partial) else {}
+    function = schedule.func if isinstance(schedule, partial) else schedule
+    return function.switches(size, **arguments) if isinstance(function, Collective) else 0

@@ -1,4 +1,4 @@
-"""What a schedule's textbook says of it: messages and volume of each rank, and seconds."""
+"""Textbook formulas of a schedule: messages and volume of each rank, and time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from labkit.schedules.round import Integers
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Messages and volume of a schedule.
+    """Messages and volume that each rank sends in a schedule.
 
-    Args: messages, volume: what each rank sends, shape (size,), the volume in chunks;
-    chunks: number of equal parts of the buffer.
+    Args:
+        messages: Number of messages that each rank sends, shape (size,).
+        volume: Number of chunks that each rank sends, shape (size,).
+        chunks: Number of equal parts of the buffer; one part is the unit of `volume`.
     """
 
     messages: Integers
@@ -32,12 +34,12 @@ class Counts:
         )
 
     def bytes(self, nbytes: float) -> NDArray[np.float64]:
-        """Bytes that each rank sends of a buffer of `nbytes`, shape (size,)."""
+        """Return the bytes that each rank sends for a buffer of `nbytes`, shape (size,)."""
         return np.multiply(self.volume, nbytes / self.chunks, dtype=np.float64)
 
 
-class Line(Protocol):
-    """What a formula asks of a network: the same latency (s) and bandwidth (bytes/s) for all."""
+class LinkParameters(Protocol):
+    """The parameters of a uniform network: one latency (s) and one bandwidth (bytes/s)."""
 
     @property
     def latency(self) -> float: ...
@@ -47,29 +49,33 @@ class Line(Protocol):
 
 
 @dataclass(frozen=True)
-class Cost:
-    """a·α + b·nβ + c·nγ: α latency (s), β s a byte, γ s to add a byte, n bytes."""
+class AlphaBetaCost:
+    """The time a·α + b·nβ + c·nγ: latency α (s), transfer β and addition γ (s/byte), n bytes."""
 
     alpha: float = 0.0
     beta: float = 0.0
     gamma: float = 0.0
 
-    def seconds(self, nbytes: float, network: Line, gamma: float = 0.0) -> float:
-        """Time of a buffer of `nbytes` on one switch with these links; gamma: s a byte."""
+    def seconds(self, nbytes: float, network: LinkParameters, gamma: float = 0.0) -> float:
+        """Return the time (s) for a buffer of `nbytes` on one switch; gamma in s/byte."""
         per_byte = self.beta / network.bandwidth + self.gamma * gamma
         return self.alpha * network.latency + per_byte * nbytes
 
-    def crossover(self, other: Cost, network: Line, gamma: float = 0.0) -> float | None:
-        """The size in bytes at which both take as long; None where one is always ahead."""
+    def crossover(
+        self, other: AlphaBetaCost, network: LinkParameters, gamma: float = 0.0
+    ) -> float | None:
+        """Return the buffer size in bytes at which both costs are equal; None if there is none."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # Parallel lines, or such as meet where sizes are negative.
+        # In this case, the lines are parallel, or they cross at a negative size.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.alpha + other.alpha, self.beta + other.beta, self.gamma + other.gamma)
+    def __add__(self, other: AlphaBetaCost) -> AlphaBetaCost:
+        return AlphaBetaCost(
+            self.alpha + other.alpha, self.beta + other.beta, self.gamma + other.gamma
+        )
 
 
 def floor_lg(size: int) -> int:
@@ -82,30 +88,30 @@ def ceil_lg(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def everybody(size: int, messages: int, chunks: int) -> Counts:
-    """Every rank sends as many messages, of one chunk each."""
+def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
+    """Return the counts in which every rank sends `messages` messages of one chunk each."""
     same = np.full(size, messages)
     return Counts(same, same, chunks)
 
 
-def one_or(size: int, root: int, chunks: int = 1) -> Counts:
-    """One message of a chunk from every rank, but `root` of them from rank 0."""
+def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
+    """Return the counts in which rank 0 sends `root` messages and other ranks one, a chunk each."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
 
-def by_parts(size: int) -> Counts:
-    """2(p - 1) messages of n/p from every rank: the least volume that there is."""
-    return everybody(size, 2 * (size - 1), size)
+def chunked_counts(size: int) -> Counts:
+    """Return 2(p - 1) messages of n/p for every rank: the minimum volume of an allreduce."""
+    return uniform_counts(size, 2 * (size - 1), size)
 
 
-def by_parts_cost(size: int) -> Cost:
-    """The same one behind the other: 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ."""
+def chunked_cost(size: int) -> AlphaBetaCost:
+    """Return the cost if messages are sequential: 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ."""
     steps = size - 1
-    return Cost(2 * steps, 2 * steps / size, steps / size)
+    return AlphaBetaCost(2 * steps, 2 * steps / size, steps / size)
 
 
-def two_rounds_of_parts(size: int) -> tuple[Cost, ...]:
-    """The same, when a rank hands all messages of a round over at once: α twice, not 2(p - 1)."""
-    cost = by_parts_cost(size)
-    return (Cost(2 * (size > 1), cost.beta, cost.gamma),)
+def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
+    """Return the cost if ranks submit a round's messages at once: latency 2α, not 2(p - 1)α."""
+    cost = chunked_cost(size)
+    return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)

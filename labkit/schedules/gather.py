@@ -1,4 +1,4 @@
-"""Gather: one rank collects a chunk from each."""
+"""Gather: one rank receives a chunk from every other rank."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import at_root, collective
-from labkit.schedules.formulas import one_or
+from labkit.schedules.collective import collective, root_holds
+from labkit.schedules.formulas import rooted_counts
 from labkit.schedules.round import Round
 
 
-@collective(at_root(np.arange), lambda p: one_or(p, 0, p))
+@collective(root_holds(np.arange), lambda p: rooted_counts(p, 0, p))
 def gather(size: int, root: int = 0) -> Iterator[Round]:
-    """The root ends with chunk i of rank i, for all i; p - 1 messages of n/p in one round.
+    """The root ends with chunk i of every rank i; p - 1 messages of n/p in one round.
 
         1 ── chunk 1 ──┐
         2 ── chunk 2 ──┼──► 0
         3 ── chunk 3 ──┘
 
-    Args: size: number of ranks, from 1; root: the rank that collects.
+    Args:
+        size: Number of ranks, at least 1.
+        root: The rank that receives the chunks.
     """
     others = np.delete(np.arange(size), root)
     if size > 1:

@@ -1,4 +1,4 @@
-"""Allreduce in two levels: inside the hosts, and between them."""
+"""Allreduce in two levels: inside the hosts and between the hosts."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.formulas import Cost, Counts
+from labkit.schedules.collective import SUM, all_ranks_hold, collective
+from labkit.schedules.formulas import AlphaBetaCost, Counts
 from labkit.schedules.ring import ring
-from labkit.schedules.round import Round, Schedule, beside
+from labkit.schedules.round import Round, Schedule, run_concurrently
 from labkit.schedules.tree import broadcast_tree, reduce_tree, tree
 
 Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 
 def _counts(size: int, hosts: Hosts | None = None) -> Counts:
-    """2(p - h) + 2h(h - 1) messages of h hosts, and 2(p - 1) n."""
+    """Return the counts for h hosts: 2(p - h) + 2h(h - 1) messages and a volume of 2(p - 1) n."""
     groups = host_groups(size, hosts)
     chunks = len(groups)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for group in groups:
         inside = tree.counts(len(group)).messages
         messages[group], volume[group] = inside, inside * chunks
-        # The ring of leaders, in as many chunks as there are hosts.
+        # The ring of leaders divides the buffer into one chunk per host.
         messages[group[0]] += 2 * (chunks - 1)
         volume[group[0]] += 2 * (chunks - 1)
     return Counts(messages, volume, chunks)
 
 
-def _ways(size: int) -> tuple[Cost, ...]:
-    """Those through the tree of the larger host, then the ring of the two."""
+def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
+    """Return the paths through the tree of the larger host, followed by the ring of two hosts."""
     between = ring.cost(min(size, 2))
-    return tuple(way + between for way in tree.ways(-(-size // 2)))
+    return tuple(path + between for path in tree.critical_paths(-(-size // 2)))
 
 
 @collective(
-    everywhere(SUM),
+    all_ranks_hold(SUM),
     _counts,
     lambda p: tree.cost(-(-p // 2)) + ring.cost(min(p, 2)),
-    _ways,
+    _critical_paths,
     layout="hosts",
 )
 def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
@@ -54,49 +54,55 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
                  │                  ▲
         host B   4 ◄─ 5 ◄─ …        4 ──► 5 ──► …
 
-    Inside a host binomial trees carry whole buffers; the ring divides them into h chunks.
+    Inside a host, binomial trees carry whole buffers. The ring of h leaders has h chunks.
 
-    Args: size: number of ranks, from 1; hosts: the ranks of each host (the first leads), or how
-    many ranks a host has; default: two hosts.
-    Raises: InvalidInput, where hosts do not hold every rank once.
+    Args:
+        size: Number of ranks, at least 1.
+        hosts: The ranks of each host (the first rank is the leader), or the number of ranks per
+            host; default: two hosts.
+
+    Raises:
+        InvalidInput: If the hosts do not contain every rank exactly once.
+
     Source: Goyal et al. 2017, *Accurate, large minibatch SGD* (arXiv 1706.02677), section 4.
     """
     groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
-    # Leaders alone take part: the others' links between hosts stay free.
+    # Only leaders take part; the other ranks do not use the links between hosts.
     leaders = np.array([group[0] for group in groups])
-    for each in ring(len(groups)):
-        yield each.on(leaders)
+    for step in ring(len(groups)):
+        yield step.on(leaders)
     yield from _inside(groups, broadcast_tree)
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
-    """In all hosts at once; of hosts as large as the one before it is drawn once."""
+    """Run the schedule in all hosts at once; adjacent hosts of equal size share its rounds."""
 
-    def in_hosts(size: int, alike: Sequence[Sequence[int]]) -> Iterator[Round]:
-        names = np.array(alike)
-        return (each.on(names, parts=len(groups)) for each in schedule(size))
+    def in_hosts(size: int, equal: Sequence[Sequence[int]]) -> Iterator[Round]:
+        names = np.array(equal)
+        return (step.on(names, parts=len(groups)) for step in schedule(size))
 
-    return beside(in_hosts(size, list(alike)) for size, alike in groupby(groups, len))
+    return run_concurrently(in_hosts(size, list(equal)) for size, equal in groupby(groups, len))
 
 
 def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
-    """The ranks of each host, from a list or from the number of ranks a host; None: of two hosts.
+    """Return the ranks of each host, from a list or from the number of ranks per host.
 
-    host_groups(5, 2) = [[0, 1], [2, 3], [4]]
+    host_groups(5, 2) = [[0, 1], [2, 3], [4]]; None means two hosts.
 
-    Raises: InvalidInput, where hosts do not hold every rank once.
+    Raises:
+        InvalidInput: If the hosts do not contain every rank exactly once.
     """
     hosts = -(-size // 2) if hosts is None else hosts
     if isinstance(hosts, int):
         if hosts < 1:
-            raise InvalidInput(f"hosts={hosts}: a host needs one rank at least")
+            raise InvalidInput(f"hosts={hosts}: a host needs at least one rank")
         ranks = list(range(size))
         return [ranks[start : start + hosts] for start in range(0, size, hosts)]
     groups = [list(group) for group in hosts if len(group)]
     if not np.array_equal(np.sort([rank for group in groups for rank in group]), np.arange(size)):
         raise InvalidInput(
             f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must stand in "
-            f"exactly one host; give such lists or the number of ranks a host"
+            f"exactly one host; give the lists of ranks or the number of ranks per host"
         )
     return groups

@@ -1,4 +1,4 @@
-"""What every rank holds after every round of a schedule: whose values each chunk is the sum of."""
+"""The state of every rank after each round: the ranks whose values each chunk contains."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from labkit.schedules.round import Integers, Round, Schedule, count_chunks
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """A schedule as it goes.
+    """A schedule and the content of all buffers after each of its rounds.
 
-    Args: rounds: its messages; held: shape (rounds + 1, nodes, chunks, size): how often the value
-    of rank j is in chunk c of rank r after k rounds is held[k, r, c, j]. Behind the ranks stand
-    the switches that take part.
+    Args:
+        rounds: The rounds of the schedule.
+        held: Counts of shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] is how often the
+            value of rank j is in chunk c of rank r after k rounds. Switches that take part are
+            numbered after the ranks.
     """
 
     rounds: list[Round]
@@ -33,36 +35,36 @@ class Holdings:
 
     @property
     def names(self) -> list[str]:
-        """Of ranks, and of the switches behind them: `rank 0`, `rank 1`, `switch 0`."""
+        """The names of ranks and then of switches: `rank 0`, `rank 1`, `switch 0`."""
         _, nodes, _, size = self.held.shape
         return [f"rank {n}" if n < size else f"switch {n - size}" for n in range(nodes)]
 
     @property
     def labels(self) -> list[str]:
-        """The same, short: `0`, `1`, `S0`."""
+        """The short names of ranks and switches: `0`, `1`, `S0`."""
         return [name.removeprefix("rank ").replace("switch ", "S") for name in self.names]
 
     @property
     def messages(self) -> int:
-        """Messages of all rounds."""
+        """Number of messages in all rounds."""
         return sum(map(len, self.rounds))
 
     @property
     def complete(self) -> bool:
-        """Whether every rank ends with every value once in every chunk: the sum."""
+        """Whether every rank ends with the sum: every value exactly once in every chunk."""
         return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Shape (nodes, chunks, size): 1 where a value came in the last of so many rounds."""
+        """Return 1 where round `after` added a value to a chunk, else 0: (nodes, chunks, size)."""
         before = self.held[max(after - 1, 0)]
-        came: Integers = (self.held[after] > before).astype(np.int64)
-        return came
+        arrivals: Integers = (self.held[after] > before).astype(np.int64)
+        return arrivals
 
 
 def follow(schedule: Schedule, size: int) -> Holdings:
-    """Carry out a schedule on markers in place of numbers: rank j starts with the unit vector e_j.
+    """Run a schedule on marker vectors instead of numbers: rank j starts with the unit vector e_j.
 
-    Their sums count, for each chunk, how often each rank's value is in it.
+    For each chunk, the sums of the markers count how often each rank's value is included.
     """
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
@@ -73,39 +75,42 @@ def follow(schedule: Schedule, size: int) -> Holdings:
 
 
 def chunk_name(chunk: int) -> str:
-    """a, b, c, … as in lectures; after z with numbers: a1., b1., …"""
+    """Return a, b, c, … for chunk numbers; after z, letters with a number: a1., b1., …"""
     turn, letter = divmod(chunk, 26)
     return chr(ord("a") + letter) + (f"{turn}." if turn else "")
 
 
 def span_name(chunk: int, span: int) -> str:
-    """The chunks of a message: `b`, or `a–c`."""
+    """Return the name of a message's chunks: `b`, or `a–c`."""
     first = chunk_name(chunk)
     return first if span == 1 else f"{first}–{chunk_name(chunk + span - 1)}"
 
 
-def sum_name(held: Integers, chunk: int, room: int = 80) -> str:
-    """`a0+a1`; in less room `a0–3+6`, or `5/8`; with all ranks' values once `Σa`.
+def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
+    """Return a sum as `a0+a1`; if too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
 
-    Args: held: shape (size,), how often each rank's value is in the chunk; room: letters.
+    Args:
+        terms: How often each rank's value is in the chunk, shape (size,).
+        chunk: Number of the chunk.
+        room: Maximum number of characters.
     """
     name = chunk_name(chunk)
-    if (held == 1).all():
+    if (terms == 1).all():
         return f"Σ{name}"
-    ranks = np.flatnonzero(held).tolist()
-    terms = [f"{'' if held[rank] == 1 else held[rank]}{name}{rank}" for rank in ranks]
-    long = "+".join(terms)
+    ranks = np.flatnonzero(terms).tolist()
+    summands = [f"{'' if terms[rank] == 1 else terms[rank]}{name}{rank}" for rank in ranks]
+    long = "+".join(summands)
     if len(long) <= room:
         return long
-    # Only a schedule that adds a value twice, which is wrong, comes here.
-    if held.max() > 1:
-        return f"{held.sum()} values"
+    # This case arises only in a wrong schedule, which adds a value twice.
+    if terms.max() > 1:
+        return f"{terms.sum()} values"
     short = name + "+".join(_range(run) for run in _runs(ranks))
-    return short if len(short) <= room else f"{len(ranks)}/{len(held)}"
+    return short if len(short) <= room else f"{len(ranks)}/{len(terms)}"
 
 
 def _runs(ranks: Sequence[int]) -> list[list[int]]:
-    """[0, 1, 2, 5] -> [[0, 1, 2], [5]]"""
+    """Split sorted ranks into runs of consecutive numbers: [0, 1, 2, 5] -> [[0, 1, 2], [5]]."""
     runs = [[ranks[0]]]
     for before, rank in pairwise(ranks):
         if rank == before + 1:
@@ -119,12 +124,12 @@ def _range(run: list[int]) -> str:
     return str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}"
 
 
-def message_size(each: Round, chunks: int) -> str:
-    """Size of a round's messages as a part of the buffer: `n/4`, `3n/8`, `n/4 to n`."""
-    shares = sorted({Fraction(span, chunks) for span in each.span.tolist()})
+def message_size(step: Round, chunks: int) -> str:
+    """Return a round's message sizes for a buffer of n bytes: `n/4`, `3n/8`, `n/4 to n`."""
+    shares = sorted({Fraction(span, chunks) for span in step.span.tolist()})
     return " to ".join(dict.fromkeys(_part(share) for share in (shares[0], shares[-1])))
 
 
 def _part(share: Fraction) -> str:
-    above = "n" if share.numerator == 1 else f"{share.numerator}n"
-    return above if share.denominator == 1 else f"{above}/{share.denominator}"
+    numerator = "n" if share.numerator == 1 else f"{share.numerator}n"
+    return numerator if share.denominator == 1 else f"{numerator}/{share.denominator}"

@@ -1,4 +1,4 @@
-"""Allreduce in the network: switches add what comes from below, and send the sum back."""
+"""Allreduce in the network: switches add incoming values and send the sum back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.formulas import Cost, everybody
+from labkit.schedules.collective import SUM, all_ranks_hold, collective
+from labkit.schedules.formulas import AlphaBetaCost, uniform_counts
 from labkit.schedules.hierarchical import Hosts, host_groups
-from labkit.schedules.round import Integers, Round, beside
+from labkit.schedules.round import Integers, Round, run_concurrently
 
 
 def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
-    """The switch above each rank, and behind these above each switch; -1 above the root.
+    """Return the parent switch of each rank, then of each switch; -1 for the root.
 
-    Switches are numbered after the ranks: one for all, or one a host and one above these.
+    Switches are numbered after the ranks. Without hosts, one switch serves all ranks; otherwise
+    each host has a switch, and a root switch connects these switches.
 
     switch_above(4) = [4, 4, 4, 4, -1]; switch_above(4, hosts=2) = [4, 4, 5, 5, 6, 6, -1]
     """
@@ -30,27 +31,32 @@ def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
 
 
 @collective(
-    everywhere(SUM),
-    lambda p, chunks=1: everybody(p, chunks * (p > 1), chunks if p > 1 else 1),
-    lambda p: Cost(2 * (p > 1), 2 * (p > 1)),
+    all_ranks_hold(SUM),
+    lambda p, chunks=1: uniform_counts(p, chunks * (p > 1), chunks if p > 1 else 1),
+    lambda p: AlphaBetaCost(2 * (p > 1), 2 * (p > 1)),
     layout="hosts",
     switches=lambda p, hosts=None, chunks=1: len(switch_above(p, hosts)) - p,
 )
 def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterator[Round]:
-    """Ranks send to their switch, which adds; the sum goes the same way back: 2(α + nβ) a level.
+    """Ranks send to their switch, which adds; the sum comes back down: 2(α + nβ) per level.
 
         0 ──┐             ┌──► 0
-        1 ──┼──► S ═ sum ═┼──► 1      a message of n from each rank: half of what a ring sends,
-        2 ──┘             └──► 2      and two hops however many ranks there are
+        1 ──┼──► S ═ sum ═┼──► 1      one message of n per rank: half of a ring's volume,
+        2 ──┘             └──► 2      and two hops for any number of ranks
 
-    With hosts there are two levels, a switch a host and one above these. In chunks, one goes up
-    while those before it come down: (chunks + 2 levels - 1) nβ/chunks, where levels are alike.
-    Switches add as fast as links bring: they take no γ. No rank is a switch: this is simulated and
-    drawn, and not carried out.
+    With hosts there are two levels: one switch per host and a root switch. With several chunks, one
+    chunk goes up while earlier chunks come down. If the links of all levels are equal, the transfer
+    takes (chunks + 2 levels - 1) nβ/chunks. Switches add at link speed, so γ does not count. No
+    rank acts as a switch, so this schedule is simulated and drawn but not executed.
 
-    Args: size: number of ranks, from 1; hosts: as for `hierarchical`, None: one switch; chunks.
-    Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; the tree of
-    Blue Gene/L before it (Adiga et al. 2002). Differs from it: a switch adds when all has come.
+    Args:
+        size: Number of ranks, at least 1.
+        hosts: Ranks of each host, or number of ranks per host; None: one switch for all ranks.
+        chunks: Number of equal parts of the buffer.
+
+    Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; before it the
+    tree of Blue Gene/L (Adiga et al. 2002). Differs from it: a switch adds only after all messages
+    have arrived.
     """
     if size == 1:
         return
@@ -59,7 +65,7 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
     levels = [level for level in (nodes[:size], nodes[size:-1]) if len(level)]
     steps = [Round(level, above[level], reduce=True) for level in levels]
     steps += [Round(above[level], level, reduce=False) for level in reversed(levels)]
-    yield from beside(
+    yield from run_concurrently(
         [*[None] * chunk, *(step.on(nodes, first=chunk) for step in steps)]
         for chunk in range(chunks)
     )

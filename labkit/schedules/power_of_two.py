@@ -1,4 +1,4 @@
-"""Schedules for powers of two, extended to any number of ranks."""
+"""Extension of power-of-two schedules to any number of ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.formulas import Cost, Counts, ceil_lg, floor_lg
+from labkit.schedules.formulas import AlphaBetaCost, Counts, ceil_lg, floor_lg
 from labkit.schedules.round import Round, Schedule, count_chunks
 
 
 def folded(size: int, schedule: Schedule) -> Iterator[Round]:
-    """Run a schedule for 2ᵐ ranks on any number: the ranks too many hide behind a neighbour.
+    """Run a schedule for 2ᵐ ranks on any number of ranks: surplus ranks fold into a neighbour.
 
         p = 6, 2ᵐ = 4        0 ◄ 1   2 ◄ 3   4   5      fold in: the odd neighbour's buffer
                              0 ····· 2 ····· 4 · 5      the schedule, for four
                              0 ► 1   2 ► 3              fold out: the result
 
-    Costs 2(α + nβ) + nγ more, and two messages of n for each of the p - 2ᵐ hidden ranks.
+    Compared with 2ᵐ ranks, the fold adds the time 2(α + nβ) + nγ, and two messages of n bytes for
+    each of the p - 2ᵐ folded ranks.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -27,20 +28,27 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
     whole = count_chunks(schedule(power))
     if power < size:
         yield Round(even + 1, even, span=whole, reduce=True)
-    for each in schedule(power):
-        yield each.on(np.concatenate([even, np.arange(2 * len(even), size)]))
+    for step in schedule(power):
+        yield step.on(np.concatenate([even, np.arange(2 * len(even), size)]))
     if power < size:
         yield Round(even, even + 1, span=whole, reduce=False)
 
 
 def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
-    """`messages` and `volume` for those that take part; the fold's ranks send a whole more."""
+    """Return the counts with folding; both ranks of a folded pair send one more whole buffer.
+
+    Args:
+        size: Number of ranks.
+        messages: Messages of each rank that takes part in the power-of-two schedule.
+        volume: Chunks that each of these ranks sends.
+        chunks: Number of equal parts of the buffer.
+    """
     rank, hidden = np.arange(size), 2 * (size - (1 << floor_lg(size)))
     whole = (rank < hidden).astype(np.int64)
     takes_part = (rank >= hidden) | (rank % 2 == 0)
     return Counts(takes_part * messages + whole, takes_part * volume + whole * chunks, chunks)
 
 
-def folded_cost(size: int, cost: Cost) -> Cost:
-    """What the schedule costs among the powers of two, and the fold where there is one."""
-    return cost + Cost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost
+def folded_cost(size: int, cost: AlphaBetaCost) -> AlphaBetaCost:
+    """Return the cost of the power-of-two schedule, plus the cost of a fold if there is one."""
+    return cost + AlphaBetaCost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.formulas import Cost, Counts, by_parts_cost, floor_lg
+from labkit.schedules.collective import SUM, all_ranks_hold, collective
+from labkit.schedules.formulas import AlphaBetaCost, Counts, chunked_cost, floor_lg
 from labkit.schedules.power_of_two import folded, folded_cost, folded_counts
 from labkit.schedules.round import Round
 
@@ -17,15 +17,15 @@ def _counts(size: int) -> Counts:
     return folded_counts(size, 2 * floor_lg(size), 2 * (power - 1), power)
 
 
-def _cost(size: int) -> Cost:
-    """2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ."""
-    volume = by_parts_cost(1 << floor_lg(size))
-    return folded_cost(size, Cost(2 * floor_lg(size), volume.beta, volume.gamma))
+def _cost(size: int) -> AlphaBetaCost:
+    """Return 2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ, plus the cost of a fold (`folded`)."""
+    volume = chunked_cost(1 << floor_lg(size))
+    return folded_cost(size, AlphaBetaCost(2 * floor_lg(size), volume.beta, volume.gamma))
 
 
-@collective(everywhere(SUM), _counts, _cost)
+@collective(all_ranks_hold(SUM), _counts, _cost)
 def rabenseifner(size: int) -> Iterator[Round]:
-    """Partners split the work in halves until each rank owns a chunk, then put it together.
+    """Partners halve the buffer until each rank owns the sum of one chunk, then exchange the sums.
 
         p = 4: chunks that rank 0 holds as sums of …
         halving    0 ↔ 2  sends 23, keeps 01      2 ranks
@@ -33,10 +33,12 @@ def rabenseifner(size: int) -> Iterator[Round]:
         doubling   0 ↔ 1  sends 0, gets 1         01 whole
                    0 ↔ 2  sends 01, gets 23       0123 whole
 
-    2 lg p rounds (as a tree) and 2(p - 1)/p · n bytes a rank (as a ring). A half is one message
-    of many chunks.
+    The schedule has 2 lg p rounds (like a tree) and sends 2(p - 1)/p · n bytes per rank (like a
+    ring). Each half is one message of many chunks.
 
-    Args: size: number of ranks, from 1; what is no power of two is folded (`folded`).
+    Args:
+        size: Number of ranks, at least 1; surplus ranks above a power of two fold (`folded`).
+
     Source: Rabenseifner 2004, *Optimization of collective reduction operations*.
     """
     return folded(size, _halving_doubling)

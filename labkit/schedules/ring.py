@@ -1,4 +1,4 @@
-"""The ring: reduce-scatter, allgather, and the allreduce of both."""
+"""The ring: reduce-scatter, allgather, and the allreduce that combines both."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import SUM, at_home, collective, everywhere
-from labkit.schedules.formulas import Cost, by_parts, by_parts_cost, everybody
+from labkit.schedules.collective import SUM, all_ranks_hold, collective, owners_hold
+from labkit.schedules.formulas import AlphaBetaCost, chunked_cost, chunked_counts, uniform_counts
 from labkit.schedules.round import Integers, Round
 
 
 @collective(
-    at_home(SUM),
-    lambda p: everybody(p, p - 1, p),
-    lambda p: Cost(p - 1, (p - 1) / p, (p - 1) / p),
+    owners_hold(SUM),
+    lambda p: uniform_counts(p, p - 1, p),
+    lambda p: AlphaBetaCost(p - 1, (p - 1) / p, (p - 1) / p),
 )
 def reduce_scatter_ring(size: int) -> Iterator[Round]:
     """Rank r ends with the sum of chunk r: partial sums travel once around the ring.
@@ -25,7 +25,9 @@ def reduce_scatter_ring(size: int) -> Iterator[Round]:
         2 ──► 3       chunk 1    chunk 0    chunk 3          3 ◄── 2
         3 ──► 0       chunk 2    chunk 1    chunk 0
 
-    Args: size: number of ranks, from 1.
+    Args:
+        size: Number of ranks, at least 1.
+
     Source: Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of
     workstations*.
     """
@@ -34,8 +36,8 @@ def reduce_scatter_ring(size: int) -> Iterator[Round]:
 
 @collective(
     lambda size, chunks: np.tile(np.arange(chunks), (size, 1)),
-    lambda p: everybody(p, p - 1, p),
-    lambda p: Cost(p - 1, (p - 1) / p),
+    lambda p: uniform_counts(p, p - 1, p),
+    lambda p: AlphaBetaCost(p - 1, (p - 1) / p),
 )
 def allgather_ring(size: int) -> Iterator[Round]:
     """Every rank ends with chunk i of rank i, for all i: chunks travel once around the ring.
@@ -51,14 +53,14 @@ def allgather_ring(size: int) -> Iterator[Round]:
     return _around(size, first=0, reduce=False)
 
 
-@collective(everywhere(SUM), by_parts, by_parts_cost, gathers=allgather_ring)
+@collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, gathers=allgather_ring)
 def ring(size: int) -> Iterator[Round]:
-    """Reduce-scatter, then allgather: 2(p - 1) rounds, a message of n/p a rank in each.
+    """Reduce-scatter, then allgather: 2(p - 1) rounds with one message of n/p per rank.
 
         +──► chunk r - 1 - k in round k, added         then         chunk r - k, replaced
         0 ──► 1 ──► 2 ──► 3 ──► 0
 
-    2(p - 1)/p · n bytes a rank: the lower bound.
+    Each rank sends 2(p - 1)/p · n bytes, which is the lower bound.
 
     Args and source: as `reduce_scatter_ring`.
     """
@@ -67,11 +69,11 @@ def ring(size: int) -> Iterator[Round]:
 
 
 def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
-    """Round k = 0 …: rank r sends chunk r + first - k to r + 1."""
+    """Yield rounds k = 0, 1, …: rank r sends chunk r + first - k to rank r + 1."""
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
-    tape: Integers = np.arange(2 * size) % size  # a round's chunks are a window on it: no copy
+    tape: Integers = np.arange(2 * size) % size  # each round uses a view of the tape
     for step in range(size - 1):
         start = (first - step) % size
         yield Round(ranks, following, tape[start : start + size], span, reduce=adds)

@@ -1,4 +1,4 @@
-"""A round: the messages that ranks exchange at the same time, as columns."""
+"""A round: the messages that ranks exchange at the same time, stored as columns."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.common.html import card, line, table
 
-MANY = 64  # messages of a round that are shown
+MANY = 64  # maximum number of messages in the HTML display of a round
 Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False, slots=True)
 class Round:
-    """Messages that leave together: row i carries chunks [chunk, chunk + span) of its source.
+    """Messages that are sent together: row i carries chunks [chunk, chunk + span) of its source.
 
-    Semantics, the same for every reader:
+    The semantics are the same for every interpreter:
 
     - Every message carries the values from before the round.
-    - `reduce` false: the value replaces the receiver's. Nothing else may arrive for that chunk.
-    - `reduce` true: all contributions that a rank receives for a chunk in the round, **its own
-      value included, are added in order of rank**: v = ((v₀ + v₁) + v₂) + … . Floating-point sums
-      depend on their order; this one depends on no clock and on no receiver, so that ranks that
-      add up the same contributions hold the same bits.
+    - `reduce` false: the value replaces the receiver's value. No other message may change that
+    chunk.
+    - `reduce` true: the receiver adds all contributions to a chunk **in rank order, its own value
+    included**: v = ((v₀ + v₁) + v₂) + … . Floating-point sums depend on the order. A fixed order
+    makes ranks that add the same contributions hold the same bits.
 
     Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). The
-    order of rows is the order in which a source hands its messages to its link.
+    order of rows is the order in which a source submits its messages to its link.
 
-    Args: columns of equal length; `chunk`, `span` and `reduce` may be one value for all rows.
+    Args:
+        source, destination: Sending and receiving rank of each message.
+        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds; columns
+            of the same length, or one value for all rows.
     """
 
     source: Integers
@@ -63,22 +66,22 @@ class Round:
         return len(self.source)
 
     def rows(self) -> list[tuple[int, int, int, int, bool]]:
-        """(source, destination, chunk, span, reduce) of each message."""
+        """Return (source, destination, chunk, span, reduce) of each message."""
         columns = (self.source, self.destination, self.chunk, self.span, self.reduce)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def take(self, index: Integers | Booleans) -> Round:
-        """The rows that an index or a mask selects, in its order."""
+        """Return the rows that an index or a mask selects, in the order of the index."""
         columns = (self.source, self.destination, self.chunk, self.span)
         return Round(*(column[index] for column in columns), reduce=self.reduce[index])
 
     def sent_by(self, rank: int) -> Round:
-        """The messages that this rank sends, in the order of its link."""
+        """Return the messages that this rank sends, in the order in which its link gets them."""
         return self.take(self.source == rank)
 
     def received_by(self, rank: int) -> Round:
-        """The messages that this rank receives, in order of their sources."""
-        # By source, for contributions are added in order of rank.
+        """Return the messages that this rank receives, sorted by source."""
+        # Contributions are added in rank order.
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])
 
@@ -86,7 +89,7 @@ class Round:
         return f"<Round of {len(self)} messages>"
 
     def _repr_html_(self) -> str:
-        rows = messages_of(self)
+        rows = describe_messages(self)
         rest = len(self) - len(rows)
         return card(
             repr(self).strip("<>"),
@@ -95,10 +98,13 @@ class Round:
         )
 
     def on(self, ranks: ArrayLike, parts: int = 1, first: ArrayLike = 0) -> Round:
-        """The same messages among other ranks (0 becomes ranks[0], …), each chunk cut in parts.
+        """Return the same messages between other ranks, with each chunk divided into parts.
 
-        Args: ranks: or several lists of them, shape (copies, ranks): the messages in each; first:
-        the chunk that takes the place of chunk 0, or one for each copy.
+        Args:
+            ranks: The new ranks (0 becomes ranks[0], …), or several lists of shape (copies, ranks),
+                each of which gets a copy of the messages.
+            parts: Number of parts of each chunk.
+            first: New number of chunk 0; one value, or one for each copy.
         """
         names = np.asarray(ranks, np.int64)
         source, destination = names[..., self.source], names[..., self.destination]
@@ -110,15 +116,15 @@ class Round:
         return Round(*flat[:4], reduce=flat[4])
 
 
-def messages_of(each: Round) -> list[list[str]]:
-    """Way, chunks, and what the receiver does with them, of the messages that are shown."""
+def describe_messages(step: Round) -> list[list[str]]:
+    """Return (ranks, chunks, operation of the receiver) as text for the displayed messages."""
     return [
         [
             f"{source} → {destination}",
             f"{chunk}" if span == 1 else f"{chunk} to {chunk + span - 1}",
             "adds" if reduce else "replaces",
         ]
-        for source, destination, chunk, span, reduce in each.rows()[:MANY]
+        for source, destination, chunk, span, reduce in step.rows()[:MANY]
     ]
 
 
@@ -126,47 +132,47 @@ Schedule: TypeAlias = Callable[[int], Iterable[Round]]
 
 
 def _column(values: ArrayLike, length: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-    # One value stands for all rows, so that schedules need not repeat it.
+    # A scalar applies to all rows, so schedules need not repeat it.
     array = np.asarray(values, dtype)
     return np.full(length, array) if array.ndim == 0 else array
 
 
 def join(rounds: Iterable[Round]) -> Round:
-    """One round with the messages of several."""
+    """Return one round with the messages of several rounds."""
     columns = [(r.source, r.destination, r.chunk, r.span, r.reduce) for r in rounds]
     *messages, reduce = map(np.concatenate, zip(*columns, strict=True))
     return Round(*messages, reduce=reduce)
 
 
-def beside(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Round]:
-    """Schedules that run at the same time: their first rounds join, then their second, …
+def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Round]:
+    """Run schedules concurrently: merge their first rounds, then their second rounds, and so on.
 
     `None` is a round in which a schedule pauses.
     """
-    # The longest: schedules that end earlier have no more messages to join.
+    # Schedules that end early contribute no messages to later rounds.
     for rounds in zip_longest(*schedules):
-        yield join(each for each in rounds if each is not None)
+        yield join(step for step in rounds if step is not None)
 
 
 def count_chunks(rounds: Iterable[Round]) -> int:
-    """Number of equal parts into which a schedule divides the buffer; 1 without messages."""
-    return max((int((each.chunk + each.span).max()) for each in rounds if len(each)), default=1)
+    """Return the number of equal parts of the buffer in a schedule; 1 without messages."""
+    return max((int((step.chunk + step.span).max()) for step in rounds if len(step)), default=1)
 
 
 def boundaries(length: int, chunks: int) -> Integers:
-    """Chunk c of a buffer is [b[c], b[c + 1]): sizes differ by one at most.
+    """Return b such that chunk c of a buffer is [b[c], b[c + 1]); sizes differ by at most one.
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """
-    # Multiplied first: divided first, all of the rest would go to the last chunk.
+    # Multiplication comes first; otherwise the last chunk would get the whole remainder.
     return np.arange(chunks + 1, dtype=np.int64) * length // chunks
 
 
 def circle(size: int) -> tuple[Integers, Integers]:
-    """All ordered pairs (source, destination), step by step around the circle.
+    """Return all ordered pairs (source, destination) in rotated order.
 
-    In step k = 1 … size - 1 rank r sends to r + k: no two ranks of a step share a receiver, so a
-    full-duplex link to a switch is never asked for two messages at a time.
+    In step k = 1 … size - 1, rank r sends to rank r + k. No two ranks share a receiver in a step,
+    so a full-duplex link to a switch carries one message at a time in each direction.
     """
     ranks = np.arange(size, dtype=np.int64)
     step = np.arange(1, size, dtype=np.int64)[:, None]

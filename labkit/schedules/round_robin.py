@@ -1,31 +1,33 @@
-"""Direct allreduce: each chunk has a home; all send to the homes, the homes send to all."""
+"""Direct allreduce: all ranks send chunk i to its owner, rank i, which sends the sum to all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.formulas import by_parts, by_parts_cost, two_rounds_of_parts
+from labkit.schedules.collective import SUM, all_ranks_hold, collective
+from labkit.schedules.formulas import chunked_cost, chunked_counts, two_round_costs
 from labkit.schedules.round import Round, circle
 
 
-@collective(everywhere(SUM), by_parts, by_parts_cost, two_rounds_of_parts)
+@collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs)
 def round_robin(size: int) -> Iterator[Round]:
-    """Chunk i has its home at rank i, which adds it up and sends the sum to everybody.
+    """Rank i adds the contributions to chunk i and sends the sum to every other rank.
 
         round 1, step k: r ── chunk r + k ──► r + k      round 2, step k: r ── chunk r ──► r + k
 
               step 1     step 2     step 3
-        0     1 ► 1      2 ► 2      3 ► 3                chunk ► home
+        0     1 ► 1      2 ► 2      3 ► 3                chunk ► owner
         1     2 ► 2      3 ► 3      0 ► 0
         2     3 ► 3      0 ► 0      1 ► 1
         3     0 ► 0      1 ► 1      2 ► 2
 
-    As many messages and bytes as the ring (2(p - 1) of n/p a rank), but no message of a round
-    waits for another: the steps are the order in which a link takes them, and no receiver is
-    addressed twice in one step.
+    Each rank sends as many messages and bytes as in the ring (2(p - 1) of n/p), but no message of a
+    round waits for another. The steps are the order in which a link carries the messages, and each
+    receiver gets one message per step.
 
-    Args: size: number of ranks, from 1.
+    Args:
+        size: Number of ranks, at least 1.
+
     Source: the "round-robin" allreduce of Zhao and Canny 2013, *Sparse Allreduce*
     (arXiv 1312.3020), and of Kylix (2014).
     """

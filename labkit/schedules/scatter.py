@@ -1,4 +1,4 @@
-"""Scatter: one rank hands a chunk to each."""
+"""Scatter: one rank sends a different chunk to every other rank."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import at_home, collective
+from labkit.schedules.collective import collective, owners_hold
 from labkit.schedules.formulas import Counts
 from labkit.schedules.round import Round
 
 
-def _by_the_root(size: int) -> Counts:
+def _root_counts(size: int) -> Counts:
     sent = np.where(np.arange(size) == 0, size - 1, 0)
     return Counts(sent, sent, size)
 
 
-@collective(at_home(0), _by_the_root)
+@collective(owners_hold(0), _root_counts)
 def scatter(size: int, root: int = 0) -> Iterator[Round]:
     """Rank i ends with chunk i of the root; p - 1 messages of n/p in one round.
 
@@ -24,7 +24,9 @@ def scatter(size: int, root: int = 0) -> Iterator[Round]:
         0 ───┼── chunk 2 ──► 2
              └── chunk 3 ──► 3
 
-    Args: size: number of ranks, from 1; root: the rank that hands out.
+    Args:
+        size: Number of ranks, at least 1.
+        root: The rank that sends the chunks.
     """
     others = np.delete(np.arange(size), root)
     if size > 1:

@@ -1,4 +1,4 @@
-"""Allreduce over spanning trees, packed so that unequal links are used to the full (Blink)."""
+"""Allreduce over packed spanning trees that use unequal links to capacity (Blink)."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.collective import SUM, collective, everywhere
-from labkit.schedules.formulas import by_parts, by_parts_cost, two_rounds_of_parts
-from labkit.schedules.round import Round, beside
+from labkit.schedules.collective import SUM, all_ranks_hold, collective
+from labkit.schedules.formulas import chunked_cost, chunked_counts, two_round_costs
+from labkit.schedules.round import Round, run_concurrently
 
 Links: TypeAlias = Mapping[tuple[int, int], float]
 Edge: TypeAlias = tuple[int, int]  # (parent, child)
 Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, the root's first
 
 
-# The formulas are those of equal links, where the trees are p stars.
-@collective(everywhere(SUM), by_parts, by_parts_cost, two_rounds_of_parts, layout="links")
+# The formulas hold for equal links, for which the trees are p stars.
+@collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
-    r"""Each tree carries a share of the buffer: the sum goes up to its root, then down again.
+    r"""Each tree carries a share of the buffer: the sum goes up to the root, then down again.
 
         links 0 === 1        tree A 0 --- 1        tree B 0 --- 1        0 = 1 is twice as
                \   /                 \                       /          fast: both trees use
                  2                     2                   2            it, half a buffer each
 
-    Equal links between all pairs give the p stars, each with 1/p of the buffer.
+    If the links between all pairs are equal, the trees are p stars, each with 1/p of the buffer.
 
-    Args: size: number of ranks, from 1; links: (source, destination) -> bandwidth, in any unit;
-    a tree uses a pair of ranks in both directions, the slower counts; pieces: parts into which
-    each share is cut so that levels of a tree work at the same time.
-    Raises: InvalidInput, where the links do not join all ranks.
-    Source: Wang et al. 2019, *Blink* (arXiv 1910.04940). Blink packs by multiplicative weights
-    and thins the trees by an integer program; here `pack` takes the trees one by one.
+    Args:
+        size: Number of ranks, at least 1.
+        links: Mapping (source, destination) -> bandwidth, in any unit; a tree uses a pair of ranks
+            in both directions, so the slower direction counts.
+        pieces: Number of pieces of each tree's share; with several pieces, the levels of a tree
+            work at the same time.
+
+    Raises:
+        InvalidInput: If the links do not connect all ranks.
+
+    Source: Wang et al. 2019, *Blink* (arXiv 1910.04940). Differs from it: `pack` adds the trees one
+    by one, whereas Blink packs by multiplicative weights and thins the trees by an integer program.
     """
     if pieces < 1:
-        raise InvalidInput(f"pieces={pieces}: a share is cut into 1 piece or more")
+        raise InvalidInput(f"pieces={pieces}: give 1 or more pieces per share")
     if size == 1:
         return
     trees = {_star(size, rank): 1 for rank in range(size)} if links is None else pack(size, links)
@@ -48,43 +54,50 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     start = 0
     for tree, weight in trees.items():
         for piece in range(pieces):
-            # Each piece starts a round later than the one before: they follow each other through
-            # the levels.
+            # Each piece starts one round after the previous piece, so pieces are pipelined through
+            # the levels of the tree.
             streams.append(chain(repeat(None, piece), _up_and_down(tree, start, weight)))
             start += weight
-    for each in beside(streams):
-        # Around the circle, as in `circle`: trees with different roots do not meet at a link.
-        yield each.take(np.argsort((each.destination - each.source) % size, kind="stable"))
+    for step in run_concurrently(streams):
+        # The rotated order of `circle` keeps trees with different roots from sharing a link.
+        yield step.take(np.argsort((step.destination - step.source) % size, kind="stable"))
 
 
 def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
-    """Spanning trees and their whole-numbered weights that fill the links evenly.
+    """Return spanning trees and integer weights that load the links evenly.
 
-    Greedy tree packing: each share takes the minimum spanning tree for the cost
-    (load + 1) / bandwidth of a link, which is the tree whose fullest link is least full. The
-    weights tend to the best fractional packing as shares grow.
+    Greedy tree packing: each share takes the minimum spanning tree for the link cost (load + 1) /
+    bandwidth. This tree minimizes the load of its fullest link. The weights approach the best
+    fractional packing as the number of shares grows.
 
-    Args: shares: number of trees taken, equal ones counted together; default 4 · size.
+    Args:
+        size: Number of ranks.
+        links: Mapping (source, destination) -> bandwidth, in any unit.
+        shares: Number of trees to add, repeated trees included; default: 4 · size.
+
+    Returns:
+        The weight of each distinct tree, which is its number of chunks of the buffer.
+
     Source: Young 1995, *Randomized rounding without solving the linear program*; Thorup 2007,
     *Fully-dynamic min-cut*.
     """
     bandwidth = _symmetric(size, links)
     load = np.zeros((size, size))
-    taken: Counter[Tree] = Counter()
+    weights: Counter[Tree] = Counter()
     roots: Counter[int] = Counter()
     for _ in range(4 * size if shares is None else shares):
         with np.errstate(divide="ignore"):
             edges = _minimum_tree((load + 1) / bandwidth)
-        for one, other in edges:
-            # Both ways: the sum goes up the tree, and comes down it again.
-            load[[one, other], [other, one]] += 1
-        # In the middle, so that a tree is shallow; of two middles the one that is root less often.
+        for first, second in edges:
+            # The sum goes up the tree and comes down again, so both directions carry it.
+            load[[first, second], [second, first]] += 1
+        # A central root keeps the tree shallow; of two centres, the less frequent root is taken.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
-        taken[_levels(size, edges, root)] += 1
-    # Shares are whole numbers of chunks: the fewer, the less is divided.
-    common = math.gcd(*taken.values())
-    return {tree: weight // common for tree, weight in taken.items()}
+        weights[_levels(size, edges, root)] += 1
+    # Weights are numbers of chunks; smaller weights divide the buffer into fewer chunks.
+    common = math.gcd(*weights.values())
+    return {tree: weight // common for tree, weight in weights.items()}
 
 
 def _star(size: int, root: int) -> Tree:
@@ -112,48 +125,53 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 
 
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
-    """Prim's algorithm; among equals the rank that joined first, which keeps trees shallow."""
-    near, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
-    outside = np.arange(len(cost)) > 0
+    """Return the edges of a minimum spanning tree, by Prim's algorithm.
+
+    Ties go to the rank that joined first, which keeps trees shallow.
+    """
+    cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
+    isolated = np.arange(len(cost)) > 0
     edges = []
-    while outside.any():
-        rank = int(np.argmin(np.where(outside, near, np.inf)))
-        if not outside[rank] or np.isinf(near[rank]):
+    while isolated.any():
+        rank = int(np.argmin(np.where(isolated, cost_to, np.inf)))
+        if not isolated[rank] or np.isinf(cost_to[rank]):
             raise InvalidInput(
-                f"links do not join rank {int(np.flatnonzero(outside)[0])} to rank 0 in both "
+                f"links do not connect rank {int(np.flatnonzero(isolated)[0])} to rank 0 in both "
                 f"directions: add links until every rank can be reached"
             )
         edges.append((int(nearest[rank]), rank))
-        outside[rank] = False
-        closer = outside & (cost[rank] < near)
-        near[closer], nearest[closer] = cost[rank][closer], rank
+        isolated[rank] = False
+        closer = isolated & (cost[rank] < cost_to)
+        cost_to[closer], nearest[closer] = cost[rank][closer], rank
     return edges
 
 
 def _neighbours(size: int, edges: list[Edge]) -> dict[int, set[int]]:
     neighbours: dict[int, set[int]] = {rank: set() for rank in range(size)}
-    for one, other in edges:
-        neighbours[one].add(other)
-        neighbours[other].add(one)
+    for first, second in edges:
+        neighbours[first].add(second)
+        neighbours[second].add(first)
     return neighbours
 
 
 def _centres(size: int, edges: list[Edge]) -> list[int]:
-    """The one or two ranks in the middle of a tree: peel off leaves until no more remain."""
-    left = _neighbours(size, edges)
-    while len(left) > 2:
-        # A list, for the tree changes while its leaves go.
-        for leaf in [rank for rank, near in left.items() if len(near) == 1]:
-            left[left.pop(leaf).pop()].discard(leaf)
-    return sorted(left)
+    """Return the one or two central ranks of a tree, by repeated removal of its leaves."""
+    neighbours = _neighbours(size, edges)
+    while len(neighbours) > 2:
+        # The list is a copy, because the loop removes leaves from the tree.
+        for leaf in [rank for rank, near in neighbours.items() if len(near) == 1]:
+            neighbours[neighbours.pop(leaf).pop()].discard(leaf)
+    return sorted(neighbours)
 
 
 def _levels(size: int, edges: list[Edge], root: int) -> Tree:
     neighbours = _neighbours(size, edges)
-    levels, level, seen = [], [root], {root}
-    while len(seen) < size:
-        step = tuple((rank, near) for rank in level for near in sorted(neighbours[rank] - seen))
+    levels, level, visited = [], [root], {root}
+    while len(visited) < size:
+        step = tuple(
+            (rank, neighbour) for rank in level for neighbour in sorted(neighbours[rank] - visited)
+        )
         level = [child for _, child in step]
-        seen.update(level)
+        visited.update(level)
         levels.append(step)
     return tuple(levels)

@@ -1,4 +1,4 @@
-"""Binomial trees: reduce to a root, broadcast from it, and the allreduce of both."""
+"""Binomial trees: reduce to a root, broadcast from a root, and the allreduce of both."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from labkit.schedules.collective import SUM, at_root, collective, everywhere
-from labkit.schedules.formulas import Cost, Counts, ceil_lg, floor_lg, one_or
+from labkit.schedules.collective import SUM, all_ranks_hold, collective, root_holds
+from labkit.schedules.formulas import AlphaBetaCost, Counts, ceil_lg, floor_lg, rooted_counts
 from labkit.schedules.round import Round
 
 
-@collective(at_root(lambda chunks: SUM), lambda p: one_or(p, 0))
+@collective(root_holds(lambda chunks: SUM), lambda p: rooted_counts(p, 0))
 def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
-    """The root ends with the sum; the others with partial sums.
+    """The root ends with the sum, the other ranks with partial sums.
 
         round 1   0 ◄ 1   2 ◄ 3   4 ◄ 5   6 ◄ 7      ⌈lg p⌉ rounds, p - 1 messages of n:
-        round 2   0 ◄──── 2       4 ◄──── 6          half of those still in
-        round 3   0 ◄──────────── 4                  send to the other half
+        round 2   0 ◄──── 2       4 ◄──── 6          half of the active ranks
+        round 3   0 ◄──────────── 4                  sends to the other half
 
-    Args: size: number of ranks, from 1; root: the rank in the place of 0 (the others follow
-    around the circle).
+    Args:
+        size: Number of ranks, at least 1.
+        root: The rank that takes the place of rank 0; the other ranks follow in cyclic order.
+
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
     """
@@ -31,17 +33,17 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
 
 def _to_children(size: int) -> Counts:
-    """Children in the binomial tree: r + 2ᵏ < p for 2ᵏ below the lowest set bit of r."""
+    """Count each rank's children: ranks r + 2ᵏ < p with 2ᵏ below the lowest set bit of r."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
-    # The last ranks have fewer children than their place would allow.
+    # The last ranks have fewer children than their position in the full tree allows.
     children = np.minimum(lowest, room)
     return Counts(children, children, 1)
 
 
-@collective(everywhere(0), _to_children)
+@collective(all_ranks_hold(0), _to_children)
 def broadcast_tree(size: int, root: int = 0) -> Iterator[Round]:
-    """Every rank ends with the root's buffer: `reduce_tree` backwards.
+    """Every rank ends with the root's buffer: `reduce_tree` in reverse.
 
         round 1   0 ────────────► 4
         round 2   0 ────► 2       4 ────► 6
@@ -56,30 +58,30 @@ def broadcast_tree(size: int, root: int = 0) -> Iterator[Round]:
 
 
 def _counts(size: int) -> Counts:
-    messages = _to_children(size).messages + one_or(size, 0).messages
+    messages = _to_children(size).messages + rooted_counts(size, 0).messages
     return Counts(messages, messages, 1)
 
 
-def _cost(size: int) -> Cost:
-    """2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ."""
+def _cost(size: int) -> AlphaBetaCost:
+    """Return 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ."""
     depth = ceil_lg(size)
-    return Cost(2 * depth, 2 * depth, depth)
+    return AlphaBetaCost(2 * depth, 2 * depth, depth)
 
 
-def _ways(size: int) -> tuple[Cost, ...]:
-    """Where p is no power of two, no way through the tree has ⌈lg p⌉ hops: the longest has ⌊lg p⌋.
+def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
+    """Return the critical paths: for p other than a power of two, the longest has ⌊lg p⌋ hops.
 
-    But the root's link still carries ⌈lg p⌉ messages each way, so that one more nβ (or, where
-    adding takes longer, nγ) up and nβ down come to ⌊lg p⌋(2α + 2nβ + nγ).
+    The root's link still carries ⌈lg p⌉ messages in each direction. Therefore ⌊lg p⌋(2α + 2nβ + nγ)
+    grows by one nβ down and one nβ up (or nγ, if addition takes longer).
     """
     depth = floor_lg(size)
-    hops = Cost(2 * depth, 2 * depth, depth)
+    hops = AlphaBetaCost(2 * depth, 2 * depth, depth)
     if depth == ceil_lg(size):
         return (hops,)
-    return hops + Cost(beta=2), hops + Cost(beta=1, gamma=1)
+    return hops + AlphaBetaCost(beta=2), hops + AlphaBetaCost(beta=1, gamma=1)
 
 
-@collective(everywhere(SUM), _counts, _cost, _ways)
+@collective(all_ranks_hold(SUM), _counts, _cost, _critical_paths)
 def tree(size: int) -> Iterator[Round]:
     """Reduce to rank 0, then broadcast from it: 2⌈lg p⌉ rounds, 2(p - 1) messages of n.
 
@@ -88,7 +90,9 @@ def tree(size: int) -> Iterator[Round]:
         0 ────► 2              broadcast
         0 ► 1   2 ► 3
 
-    Args: size: number of ranks, from 1.
+    Args:
+        size: Number of ranks, at least 1.
+
     Source: as `reduce_tree`.
     """
     yield from reduce_tree(size)
@@ -96,5 +100,5 @@ def tree(size: int) -> Iterator[Round]:
 
 
 def _doubling(size: int) -> list[int]:
-    """1, 2, 4, … below size."""
+    """Return the powers of two below size: 1, 2, 4, …"""
     return [1 << bit for bit in range((size - 1).bit_length())]

@@ -1,6 +1,6 @@
-"""Time of collectives without processes: the simulator, closed forms, and fits to measurements."""
+"""Predicted time of collectives without processes: simulator, closed forms, and calibration."""
 
-from labkit.schedules import Cost
+from labkit.schedules import AlphaBetaCost
 from labkit.simulate.calibrate import Fit, Measurement, calibrate
 from labkit.simulate.costs import closed_form, exact_form, modelled, textbook
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
@@ -21,7 +21,7 @@ __all__ = [
     "PUBLISHED",
     "SOFTSYNC",
     "SOFTSYNC_LATER",
-    "Cost",
+    "AlphaBetaCost",
     "Fit",
     "Judged",
     "Measurement",

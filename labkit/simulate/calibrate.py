@@ -1,4 +1,4 @@
-"""Fit latency, bandwidth and adding speed to measured times."""
+"""Fit of latency, bandwidth and addition speed to measured times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.simulate.costs import modelled
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured allreduce: `nbytes` among `size` ranks took `seconds` (the median)."""
+    """A measured allreduce: median time in seconds for `nbytes` bytes on `size` ranks."""
 
     nbytes: float
     seconds: float
@@ -26,10 +26,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits the measurements best.
+    """The parameters that fit the measurements best.
 
-    Args: alpha: latency, s; beta, gamma: s to send and to add one byte; error: median of
-    |predicted / measured - 1|; worst: its maximum; count: number of measurements.
+    Args:
+        alpha: Latency in s.
+        beta, gamma: Time in s to send and to add one byte.
+        error: Median of |predicted / measured - 1|.
+        worst: Maximum of |predicted / measured - 1|.
+        count: Number of measurements.
     """
 
     alpha: float
@@ -40,9 +44,10 @@ class Fit:
     count: int
 
     def network(self, name: str = "calibrated") -> Network:
-        """The network of this latency and bandwidth.
+        """Return the network with this latency and bandwidth.
 
-        Raises: InvalidInput, where time did not grow with bytes.
+        Raises:
+            InvalidInput: If the measured times do not grow with the number of bytes.
         """
         if self.beta == 0:
             raise InvalidInput(
@@ -53,63 +58,72 @@ class Fit:
 
 
 def calibrate(measurements: Sequence[Measurement]) -> Fit:
-    """Least squares of a·α + b·nβ + c·nγ (`modelled`) with relative weights, none negative.
+    """Fit α, β, γ of a·α + b·nβ + c·nγ (`modelled`) by non-negative relative least squares.
 
-    Minimises Σ (predicted / measured - 1)². Where b : c is the same in all measurements (one
-    algorithm, one size), or so alike that noise would make sending free, adding cannot be told
-    from sending: then γ = 0, and β holds both.
+    The fit minimizes Σ (predicted / measured - 1)². If b : c is equal in all measurements (one
+    algorithm and one size), the times of sending and of addition cannot be separated. The same
+    holds if b : c differs so little that noise would set β to zero. In both cases γ is 0, and β
+    contains both times.
 
-    Raises: InvalidInput, for less than two measurements, times not above 0 or a single rank.
+    Raises:
+        InvalidInput: If there are fewer than two measurements, if a time is not above 0, or if a
+            measurement has a single rank.
     """
     if len(measurements) < 2 or any(
         measurement.seconds <= 0 or measurement.size < 2 for measurement in measurements
     ):
         raise InvalidInput(
-            f"{len(measurements)} measurements: a fit needs two at least, with times above 0, of "
+            f"{len(measurements)} measurements: a fit needs at least two, with times above 0, on "
             f"two ranks or more"
         )
-    ways = [_ways(measurement) for measurement in measurements]  # each of shape (ways, 3)
-    chosen = [0] * len(ways)
-    found = _not_negative(_rows(ways, chosen))
-    # Of several ways the slowest counts; which that is depends on what is found: a few turns.
+    paths = [_path_rows(measurement) for measurement in measurements]  # each of shape (paths, 3)
+    critical = [0] * len(paths)
+    parameters = _nonnegative_fit(_rows(paths, critical))
+    # The predicted time is that of the slowest path. Which path is slowest depends on the fit, so
+    # a few iterations determine both.
     for _ in range(10):
-        slowest = [int(np.argmax(way @ found)) for way in ways]
-        if slowest == chosen:
+        slowest = [int(np.argmax(path @ parameters)) for path in paths]
+        if slowest == critical:
             break
-        chosen = slowest
-        found = _not_negative(_rows(ways, chosen))
-    error = np.abs([float((way @ found).max()) - 1 for way in ways])
-    alpha, beta, gamma = (float(value) for value in found)
+        critical = slowest
+        parameters = _nonnegative_fit(_rows(paths, critical))
+    error = np.abs([float((path @ parameters).max()) - 1 for path in paths])
+    alpha, beta, gamma = (float(value) for value in parameters)
     return Fit(alpha, beta, gamma, float(np.median(error)), float(error.max()), len(error))
 
 
-def _ways(each: Measurement) -> Seconds:
-    """Rows (a, b·n, c·n) / measured seconds: times (α, β, γ) they should give 1."""
-    costs = modelled(each.algorithm, each.size)
-    rows = [(cost.alpha, cost.beta * each.nbytes, cost.gamma * each.nbytes) for cost in costs]
-    return np.array(rows) / each.seconds
+def _path_rows(measurement: Measurement) -> Seconds:
+    """Return rows (a, b·n, c·n) / measured seconds; their product with (α, β, γ) should be 1."""
+    costs = modelled(measurement.algorithm, measurement.size)
+    rows = [
+        (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
+        for cost in costs
+    ]
+    return np.array(rows) / measurement.seconds
 
 
-def _rows(ways: list[Seconds], chosen: list[int]) -> Seconds:
-    return np.stack([way[index] for way, index in zip(ways, chosen, strict=True)])
+def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
+    return np.stack([path[index] for path, index in zip(paths, critical, strict=True)])
 
 
-def _not_negative(rows: Seconds) -> Seconds:
-    """The x ≥ 0 that brings rows @ x closest to 1: of all subsets of columns, the best.
+def _nonnegative_fit(rows: Seconds) -> Seconds:
+    """Return the x ≥ 0 that brings rows @ x closest to 1: the best over all subsets of columns.
 
-    A subset counts where its columns are independent; ties go to the smaller, earlier one. None
-    has γ without β: what is added up has been sent.
+    Only subsets with independent columns count; ties go to the smaller, earlier subset. No subset
+    contains γ without β, because added bytes were also sent.
     """
     best, residual = np.zeros(3), np.inf
     subsets = [
         list(combination) for count in (1, 2, 3) for combination in combinations(range(3), count)
     ]
-    for subset in (each for each in subsets if 2 not in each or 1 in each):
+    for subset in (
+        measurement for measurement in subsets if 2 not in measurement or 1 in measurement
+    ):
         scale = np.linalg.norm(rows[:, subset], axis=0)
         columns = rows[:, subset] / np.where(scale > 0, scale, 1)
         answer, _, rank, _ = np.linalg.lstsq(columns, np.ones(len(rows)), rcond=1e-9)
-        left = float(np.sum((columns @ answer - 1) ** 2))
-        if rank == len(subset) and (answer >= 0).all() and left < residual - 1e-12:
-            best, residual = np.zeros(3), left
+        squares = float(np.sum((columns @ answer - 1) ** 2))
+        if rank == len(subset) and (answer >= 0).all() and squares < residual - 1e-12:
+            best, residual = np.zeros(3), squares
             best[subset] = answer / scale
     return best

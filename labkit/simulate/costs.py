@@ -1,60 +1,67 @@
-"""Closed forms: time of every allreduce, by the textbook and by this network model."""
+"""Closed forms: the time of every allreduce by the textbook and by this network model."""
 
 from __future__ import annotations
 
 from labkit.network import Network
-from labkit.schedules import Cost, named, tree
+from labkit.schedules import AlphaBetaCost, get_collective, tree
 
-# In which no rank sends early into another's round, however many there are.
+# Schedules in which no rank runs ahead of another rank's round, for any number of ranks.
 EVEN = (
     *("all_to_all", "master_worker", "round_robin", "ring", "spanning_trees"),
     *("allgather_ring", "reduce_scatter_ring"),
 )
 
 
-def textbook(name: str, size: int) -> Cost:
-    """The form that textbooks give, p ranks; a fold (`folded`) is added where p ≠ 2ᵐ.
+def textbook(name: str, size: int) -> AlphaBetaCost:
+    """Return the textbook cost on p ranks; with a fold (`folded`) if p is not a power of two.
 
-    Raises: InvalidInput, for a name without a form.
+    Raises:
+        InvalidInput: If the schedule has no formula.
+
     Source: Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009.
     """
-    return named(name).cost(size)
+    return get_collective(name).cost(size)
 
 
-def modelled(name: str, size: int) -> tuple[Cost, ...]:
-    """The ways through a schedule on one switch; `simulate` takes exactly the slowest of them.
+def modelled(name: str, size: int) -> tuple[AlphaBetaCost, ...]:
+    """Return the costs of the critical paths on one switch; `simulate` takes the slowest path.
 
-    So it is at every size on links that serve one message after the other, and on shared links
-    wherever no rank sends early into another's round: always with powers of two. Elsewhere, such
-    as a tree of 3 or a butterfly of 6, messages of two rounds share a link, and no form is known.
+    The slowest path is exact for any number of ranks on links that serve one message at a time. On
+    shared links it is exact if no rank sends while another rank's earlier round uses the link. This
+    always holds for powers of two. In other cases, such as a tree of 3 or a butterfly of 6 ranks,
+    messages of two rounds share a link, and no closed form is known.
 
-    They differ from the textbook where a rank hands all messages of a round to its link, which
-    sends them one behind the other: α is paid once a round, not p - 1 times; and where the number
-    of ranks is no power of two. Each schedule says beside its drawing how.
+    The costs differ from the textbook in two cases. If a rank submits all messages of a round to
+    its link at once, α counts once per round, not p - 1 times. If the number of ranks is not a
+    power of two, the critical paths differ; each schedule documents how.
 
-    Raises: InvalidInput, for a name without a form.
+    Raises:
+        InvalidInput: If the schedule has no formula.
     """
-    return named(name).ways(size)
+    return get_collective(name).critical_paths(size)
 
 
 def closed_form(name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0) -> float:
-    """Time in s of an allreduce as `modelled`: the slowest of its ways."""
-    return max(way.seconds(nbytes, network, gamma) for way in modelled(name, size))
+    """Return the time in s of an allreduce: the slowest path of `modelled`."""
+    return max(path.seconds(nbytes, network, gamma) for path in modelled(name, size))
 
 
 def exact_form(
     name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0
 ) -> float | None:
-    r"""What `simulate` takes, s, without its rounds; None where only these tell.
+    r"""Return the time in s of `simulate` from a formula; None if no formula is exact.
 
-    On one switch with equal links `closed_form`, where it is exact: of these schedules at every
-    size (`EVEN`), of all at every power of two and on links that serve one message after the other.
-    On h equal hosts of P ranks each two more: "hierarchical" is its tree
-    inside a host and its ring between them; "two_level", on shared links,
-    \(2 (α_i + (P - 1) n / P b) + 2 (h - 1) (α + n / P h c)\), where b is a link inside a host and
-    \(c = \min(b, B / P)\) what is left of an uplink B for one of P rings.
+    On one switch with equal links, the formula is `closed_form`. It is exact for the schedules in
+    `EVEN` with any number of ranks. It is exact for all schedules if the number of ranks is a power
+    of two, or on links that serve one message at a time.
+
+    On h equal hosts with P ranks each, there are formulas for two schedules. "hierarchical" takes
+    the time of its tree inside a host plus that of its ring between hosts. "two_level" takes, on
+    shared links, \(2 (α_i + (P - 1) n / P b) + 2 (h - 1) (α + n / P h c)\). Here b is the bandwidth
+    of a link inside a host, and \(c = \min(b, B / P)\) is that of each of P rings in an uplink of
+    bandwidth B.
     """
-    slow = any(each.transfer != 1.0 for each in network.slow.values())
+    slow = any(s.transfer != 1.0 for s in network.stragglers.values())
     if network.links is not None or network.jitter or slow:
         return None
     if network.hosts is None:
@@ -69,20 +76,22 @@ def exact_form(
 def _on_hosts(
     name: str, ranks: int, hosts: int, nbytes: float, network: Network, gamma: float
 ) -> float | None:
-    """Of so many equal hosts with so many ranks each."""
+    """Return the time in s on hosts with `ranks` ranks each; None if no formula is exact."""
     latency = network.latency if network.host_latency is None else network.host_latency
     inside = network.host_bandwidth or network.bandwidth
     if name == "hierarchical" and ranks & (ranks - 1) == 0:
         flat = {"hosts": None, "host_latency": None, "host_bandwidth": None}
-        near = network.model_copy(update=flat | {"latency": latency, "bandwidth": inside})
-        far = network.model_copy(update=flat | {"bandwidth": min(inside, network.bandwidth)})
-        up_and_down = max(way.seconds(nbytes, near, gamma) for way in tree.ways(ranks))
-        return up_and_down + closed_form("ring", hosts, nbytes, far, gamma)
+        inner = network.model_copy(update=flat | {"latency": latency, "bandwidth": inside})
+        outer = network.model_copy(update=flat | {"bandwidth": min(inside, network.bandwidth)})
+        inside_hosts = max(
+            path.seconds(nbytes, inner, gamma) for path in tree.critical_paths(ranks)
+        )
+        return inside_hosts + closed_form("ring", hosts, nbytes, outer, gamma)
     if name == "two_level" and network.sharing == "fair":
         part = nbytes / ranks
         piece = part / hosts
-        left = min(inside, network.bandwidth / ranks)
+        ring_bandwidth = min(inside, network.bandwidth / ranks)
         gather = (latency + (ranks - 1) * part / inside) if ranks > 1 else 0.0
-        between = 2 * (network.latency + piece / left) + gamma * piece
+        between = 2 * (network.latency + piece / ring_bandwidth) + gamma * piece
         return 2 * gather + gamma * (ranks - 1) * part + (hosts - 1) * between
     return None

@@ -1,4 +1,4 @@
-"""Ranks that go through rounds each at its own pace, and whose messages share links."""
+"""Event-driven simulation: ranks progress at their own pace, and their messages share links."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from labkit.network import Flows, Links, Network, Transfers
 from labkit.network.flows import Segment
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round
-from labkit.simulate.lockstep import Tally, begin
-from labkit.simulate.trace import Entry
+from labkit.simulate.lockstep import TrafficCounter, begin
+from labkit.simulate.trace import RoundTrace
 
-ROW = 32  # bits of a flow's number that are its row; the others are its round
+ROW = 32  # the low 32 bits of a flow's number are its row; the high bits are its round
 
 
-class _Open:
-    """A round in which some ranks still are: what has come of it, by rank and by row."""
+class _ActiveRound:
+    """The state of a round that some ranks have not finished, by rank and by row."""
 
-    def __init__(self, each: Round, chunk: float, size: int) -> None:
-        self.round = each
-        self.nbytes: Seconds = np.multiply(each.span, chunk, dtype=np.float64)
-        added = np.where(each.reduce, self.nbytes, 0.0)
-        self.added = np.bincount(each.destination, added, size)  # bytes that each rank adds up
-        self.missing = np.bincount(each.destination, minlength=size)  # messages still to come
-        self.latest: Seconds = np.zeros(size)  # delivery so far
-        self.ready, self.latency, self.delivery = (np.zeros(len(each)) for _ in range(3))
+    def __init__(self, step: Round, chunk: float, size: int) -> None:
+        self.round = step
+        self.nbytes: Seconds = np.multiply(step.span, chunk, dtype=np.float64)
+        added = np.where(step.reduce, self.nbytes, 0.0)
+        self.added = np.bincount(step.destination, added, size)  # bytes that each rank adds
+        self.missing = np.bincount(step.destination, minlength=size)  # each rank's missing messages
+        self.latest: Seconds = np.zeros(size)  # each rank's latest delivery so far, s
+        self.ready, self.latency, self.delivery = (np.zeros(len(step)) for _ in range(3))
 
-    def arrive(self, rows: Integers, left: Seconds) -> Integers:
-        """Rows whose last byte has left; the ranks that they go to."""
+    def arrive(self, rows: Integers, times: Seconds) -> Integers:
+        """Record that the last byte of these rows was sent; return the receiving ranks."""
         ranks = self.round.destination[rows]
-        self.delivery[rows] = left + self.latency[rows]
+        self.delivery[rows] = times + self.latency[rows]
         np.maximum.at(self.latest, ranks, self.delivery[rows])
         self.missing -= np.bincount(ranks, minlength=len(self.missing))
         return np.unique(ranks)
 
 
 class Events:
-    """Events in order of time: ranks begin their next round, or flows have drained.
+    """A simulation with two kinds of events: a rank begins its next round, or flows finish.
 
-    A rank begins a round, and hands its messages over, when all of the one before is delivered
-    and added up; its link carries its rounds one after the other, and each round's messages share
-    it. Rounds are drawn when the first rank comes to them, and forgotten behind the last.
+    A flow is a message on its links. A rank begins a round and submits its messages after it has
+    received and added all messages of the previous round. Its link carries its rounds in sequence,
+    and the messages of a round share the link. A round is read from the schedule when the first
+    rank begins it, and freed after the last rank has ended it.
 
-    Attributes: as of `Lockstep`; segments: what flowed when.
+    The attributes are those of `Lockstep`; `segments` has the rates of flows over time.
     """
 
     def __init__(
@@ -59,35 +60,35 @@ class Events:
     ) -> None:
         self.links = Links(network, size, switches)
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
-        self.tally = Tally(self.links.nodes, len(self.links.names))
+        self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
-        self._place: Integers = np.zeros(
-            self.links.nodes, np.int64
-        )  # number of the round of each rank
-        self._wake = self.clock.copy()  # when it begins that round; inf: it has begun
-        self._open: dict[int, _Open] = {}
-        self._trace, self._kept = trace, list[_Open]()
+        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # each rank's current round
+        self._wake = self.clock.copy()  # start time of that round; inf: it has begun
+        self._open: dict[int, _ActiveRound] = {}
+        self._trace, self._traced = trace, list[_ActiveRound]()
 
     @property
     def segments(self) -> list[Segment]:
         return self._flows.segments
 
     @property
-    def log(self) -> list[Entry]:
-        """The rounds, where a trace was asked for."""
-        # Whoever's turn it is flows at once: a flow starts when its first segment does.
-        starts = [each.ready.copy() for each in self._kept]
+    def log(self) -> list[RoundTrace]:
+        """Traces of the rounds; an empty list if no trace was requested."""
+        # A flow starts with its first segment (time interval with a constant rate).
+        starts = [active.ready.copy() for active in self._traced]
         for segment in reversed(self.segments):
             for number in segment.number.tolist():
                 starts[number >> ROW][number & (1 << ROW) - 1] = segment.start
         return [
-            Entry(each.round, each.nbytes, each.ready, Transfers(start, each.delivery, []))
-            for each, start in zip(self._kept, starts, strict=True)
+            RoundTrace(
+                active.round, active.nbytes, active.ready, Transfers(start, active.delivery, [])
+            )
+            for active, start in zip(self._traced, starts, strict=True)
         ]
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Carry out rounds of chunks of so many bytes, whatever meets; true."""
-        source = enumerate(_Open(each, chunk, len(self.clock)) for each in rounds)
+        """Simulate rounds of `chunk`-byte chunks, even if messages share links; return True."""
+        source = enumerate(_ActiveRound(step, chunk, len(self.clock)) for step in rounds)
         while True:
             wake, drain = float(self._wake.min()), self._flows.next
             if min(wake, drain) == np.inf:
@@ -98,49 +99,49 @@ class Events:
             self._flows.run(wake)
             self._begin(np.flatnonzero(self._wake <= wake), source)
 
-    def _begin(self, ranks: Integers, source: Iterator[tuple[int, _Open]]) -> None:
-        """Ranks come to their rounds."""
+    def _begin(self, ranks: Integers, source: Iterator[tuple[int, _ActiveRound]]) -> None:
+        """Let ranks begin their current rounds."""
         self._wake[ranks] = np.inf
-        place = self._place[ranks]  # before some go on
+        place = self._place[ranks]  # a copy, because `_end` advances some ranks
         for number in np.unique(place).tolist():
-            while number not in self._open and (drawn := next(source, None)):
-                self._open[drawn[0]] = drawn[1]
+            while number not in self._open and (following := next(source, None)):
+                self._open[following[0]] = following[1]
                 if self._trace:
-                    self._kept.append(drawn[1])
-            if each := self._open.get(number):
-                those = ranks[place == number]
-                self._send(number, each, those)
-                self._end(each, those)
+                    self._traced.append(following[1])
+            if active := self._open.get(number):
+                current = ranks[place == number]
+                self._send(number, active, current)
+                self._end(active, current)
         for number in [number for number in self._open if number < self._place.min()]:
             del self._open[number]
 
-    def _send(self, number: int, each: _Open, ranks: Integers) -> None:
+    def _send(self, number: int, active: _ActiveRound, ranks: Integers) -> None:
         sends = np.zeros(len(self.clock), np.bool_)
         sends[ranks] = True
-        rows = np.flatnonzero(sends[each.round.source])
+        rows = np.flatnonzero(sends[active.round.source])
         if not len(rows):
             return
-        source, nbytes = each.round.source[rows], each.nbytes[rows]
-        way, latency = self.links.route(source, each.round.destination[rows])
-        each.latency[rows] = latency + self.links.jitters(source)
-        each.ready[rows] = self._flows.now
+        source, nbytes = active.round.source[rows], active.nbytes[rows]
+        way, latency = self.links.route(source, active.round.destination[rows])
+        active.latency[rows] = latency + self.links.jitters(source)
+        active.ready[rows] = self._flows.now
         self._flows.start((number << ROW) + rows, way, np.full(len(rows), number), nbytes)
         self.tally.add(source, nbytes, list(way.T))
 
     def _deliver(self) -> None:
-        """The next flows have drained."""
+        """Process the next flows that finish."""
         numbers, times = self._flows.run(self._flows.next)
         for number in np.unique(numbers >> ROW).tolist():
-            own = numbers >> ROW == number
-            each = self._open[number]
-            ranks = each.arrive(numbers[own] - (number << ROW), times[own])
-            # Who has not come there yet ends the round when it has.
-            self._end(each, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
+            in_round = numbers >> ROW == number
+            active = self._open[number]
+            ranks = active.arrive(numbers[in_round] - (number << ROW), times[in_round])
+            # A rank that has not begun this round ends it later, in `_begin`.
+            self._end(active, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
 
-    def _end(self, each: _Open, ranks: Integers) -> None:
-        """Of these ranks in a round, those that miss nothing go on to the next."""
-        done = ranks[each.missing[ranks] == 0]
-        added = self.gamma[done] * each.added[done]
-        self.clock[done] = np.maximum(self.clock[done], each.latest[done]) + added
+    def _end(self, active: _ActiveRound, ranks: Integers) -> None:
+        """Advance each given rank that has received all its messages to the next round."""
+        done = ranks[active.missing[ranks] == 0]
+        added = self.gamma[done] * active.added[done]
+        self.clock[done] = np.maximum(self.clock[done], active.latest[done]) + added
         self._wake[done] = self.clock[done]
         self._place[done] += 1

@@ -1,4 +1,4 @@
-"""What an allreduce costs by size of its buffer, and which algorithm is the fastest where."""
+"""The simulated time of allreduces by buffer size, and the fastest algorithm for each size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labkit.network.topology import Seconds
 from labkit.simulate.simulation import simulate
 
 Times: TypeAlias = Callable[[float], Seconds]  # bytes -> seconds of each algorithm
-AS_LONG = 1e-9  # relative: times that differ by less are the same
+TIE = 1e-9  # relative difference below which two times count as equal
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Sizes from `first` to `last` bytes, on which these algorithms are the fastest."""
+class SizeRange:
+    """A range of buffer sizes, `first` to `last` bytes, in which these algorithms are fastest."""
 
     algorithms: tuple[str, ...]
     first: float
@@ -29,12 +29,12 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Simulated times on one network: shape (algorithms, sizes), s; who is fastest where."""
+    """Simulated times in s on a network, shape (algorithms, sizes), and the fastest algorithms."""
 
     network: Network
     nbytes: Seconds
     seconds: Seconds
-    fastest: list[Stretch]
+    fastest: list[SizeRange]
 
 
 def costs(
@@ -44,11 +44,11 @@ def costs(
     nbytes: tuple[float, float],
     gamma: float = 0.0,
 ) -> list[Costs]:
-    """Simulate all algorithms on all networks; two sizes an octave of the buffer."""
+    """Simulate all algorithms on all networks, at two buffer sizes per octave."""
     if size < 2 or not 0 < nbytes[0] < nbytes[1] or not algorithms or not networks:
         raise InvalidInput(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
-            f"networks: give two ranks or more, 0 < least bytes < greatest, and one name at least"
+            f"networks: give two ranks or more, 0 < minimum < maximum bytes, and one name each"
         )
     return [_costs(algorithms, size, _named(network), nbytes, gamma) for network in networks]
 
@@ -65,43 +65,43 @@ def _costs(
     gamma: float,
 ) -> Costs:
     def times(count: float) -> Seconds:
-        each = (simulate(name, size, count, network, gamma=gamma) for name in algorithms)
-        return np.array([one.seconds for one in each])
+        simulations = (simulate(name, size, count, network, gamma=gamma) for name in algorithms)
+        return np.array([simulation.seconds for simulation in simulations])
 
     points = 1 + max(1, round(2 * math.log2(nbytes[1] / nbytes[0])))
     grid = np.geomspace(*nbytes, points)
     seconds = np.stack([times(count) for count in grid.tolist()], axis=1)
-    return Costs(network, grid, seconds, _stretches(algorithms, grid.tolist(), seconds, times))
+    return Costs(network, grid, seconds, _size_ranges(algorithms, grid.tolist(), seconds, times))
 
 
-def _stretches(
+def _size_ranges(
     algorithms: Sequence[str], grid: list[float], seconds: Seconds, times: Times
-) -> list[Stretch]:
-    """Follow who is fastest along the sizes; of those that are so together, as long as they are."""
+) -> list[SizeRange]:
+    """Return ranges of sizes, each with the algorithms that are the fastest in all of the range."""
     first, best = grid[0], _fastest(seconds[:, 0])
-    found = []
+    ranges = []
     for place in range(1, len(grid)):
-        there = _fastest(seconds[:, place])
-        if both := [each for each in best if each in there]:
-            best = both
+        fastest = _fastest(seconds[:, place])
+        if common := [index for index in best if index in fastest]:
+            best = common
             continue
-        edge = _crossing(times, best[0], there[0], grid[place - 1], grid[place])
-        found.append(Stretch(tuple(algorithms[each] for each in best), first, edge))
-        first, best = edge, there
-    return [*found, Stretch(tuple(algorithms[each] for each in best), first, grid[-1])]
+        edge = _crossing(times, best[0], fastest[0], grid[place - 1], grid[place])
+        ranges.append(SizeRange(tuple(algorithms[index] for index in best), first, edge))
+        first, best = edge, fastest
+    return [*ranges, SizeRange(tuple(algorithms[index] for index in best), first, grid[-1])]
 
 
 def _fastest(seconds: Seconds) -> list[int]:
-    """Places of all that are as fast as the fastest."""
-    return [int(place) for place in np.flatnonzero(seconds <= seconds.min() * (1 + AS_LONG))]
+    """Return the indices of all algorithms that are as fast as the fastest."""
+    return [int(place) for place in np.flatnonzero(seconds <= seconds.min() * (1 + TIE))]
 
 
-def _crossing(times: Times, left: int, right: int, low: float, high: float) -> float:
-    """The size between two at which the one that was faster is overtaken: halving, on a log."""
+def _crossing(times: Times, low_index: int, high_index: int, low: float, high: float) -> float:
+    """Return the size at which `high_index` overtakes `low_index`, by bisection on a log scale."""
     for _ in range(30):
         middle = math.sqrt(low * high)
         seconds = times(middle)
-        if seconds[left] <= seconds[right]:
+        if seconds[low_index] <= seconds[high_index]:
             low = middle
         else:
             high = middle

@@ -1,4 +1,4 @@
-"""Ranks that go through rounds, round by round: a round is a few steps over its columns."""
+"""Lockstep simulation: round by round, with a few array operations per round."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.network import Network, Queues, Uncontended
+from labkit.network import FifoLinks, Network, Uncontended
 from labkit.network.flows import Segment
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round
-from labkit.simulate.trace import Entry
+from labkit.simulate.trace import RoundTrace
 
 
-class Tally:
-    """What ranks have sent, and links carried.
+class TrafficCounter:
+    """Traffic counters of ranks and links.
 
-    Attributes: messages, sent: number and bytes, shape (nodes,); carried: bytes, shape (links,).
+    Attributes:
+        messages, sent: Number and total bytes of the messages that each node sent, shape (nodes,).
+        carried: Total bytes on each link, shape (links,).
     """
 
     def __init__(self, nodes: int, links: int) -> None:
@@ -28,7 +30,7 @@ class Tally:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """So many rounds of messages, in columns, with the links of their ways (-1: none)."""
+        """Count `times` equal rounds of messages; `way` has the link of each hop, -1 for none."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:
@@ -39,7 +41,7 @@ class Tally:
 def begin(
     network: Network, size: int, switches: int, gamma: float, compute: ArrayLike
 ) -> tuple[Seconds, Seconds]:
-    """Seconds to add a byte, and to the first round, of each node; switches take none."""
+    """Return each node's time to add a byte and start time, in s; both are 0 for switches."""
     slowness = np.array([network.compute_factor(rank, 0) for rank in range(size)])
     clock = np.broadcast_to(np.asarray(compute, np.float64) * slowness, size)
     none = np.zeros(switches)
@@ -47,13 +49,18 @@ def begin(
 
 
 class Lockstep:
-    """Clocks of all ranks, and the links between them, after so many rounds.
+    """Clocks of all ranks and the links between them, advanced round by round.
 
-    On links that serve one message after the other this is exact, those of an earlier round going
-    first. On links that are shared it is exact as long as no messages of two rounds meet on one;
-    `run` says whether that was so. With a trace, those of one round may not meet either.
+    On links that serve one message at a time, the result is exact, because messages of earlier
+    rounds go first. On shared links, it is exact unless messages of two rounds meet on a link;
+    `run` reports whether they do. With a trace, messages of one round must not meet either.
 
-    Attributes: clock: s, shape (nodes,); links; tally; log: of the rounds; segments: none.
+    Attributes:
+        clock: Time of each node in s, shape (nodes,).
+        links: Model of the links, which serve one message at a time or never queue.
+        tally: The traffic counters.
+        log: Traces of the rounds; empty if no trace was requested.
+        segments: Empty list, where `Events` has the rates of flows.
     """
 
     def __init__(
@@ -66,41 +73,41 @@ class Lockstep:
         switches: int = 0,
     ) -> None:
         fifo = network.sharing == "fifo"
-        links = Queues if fifo else Uncontended
-        self.links: Queues | Uncontended = links(network, size, switches)
+        links = FifoLinks if fifo else Uncontended
+        self.links: FifoLinks | Uncontended = links(network, size, switches)
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
-        self.tally = Tally(self.links.nodes, len(self.links.names))
-        self._same: tuple[Integers, Sequence[Integers]]  # source and ways of the latest rounds
+        self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
+        self._same: tuple[Integers, Sequence[Integers]]  # source and links of the latest rounds
         self._bytes: Seconds
-        self._times = 0  # how many they are
-        self.log: list[Entry] = []
+        self._times = 0  # number of rounds with these links
+        self.log: list[RoundTrace] = []
         self.segments: list[Segment] = []
         self._trace = trace
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Carry out rounds of chunks of so many bytes, until messages meet; whether none did."""
-        done = all(self._step(each, np.multiply(each.span, chunk)) for each in rounds)
+        """Simulate rounds of `chunk`-byte chunks until messages meet; return whether none met."""
+        done = all(self._step(step, np.multiply(step.span, chunk)) for step in rounds)
         self._flush()
         return done
 
-    def _step(self, each: Round, nbytes: Seconds) -> bool:
-        ready = self.clock[each.source]
-        given = each.source, each.destination, nbytes, ready
-        transfers = self.links.send(*given, shared=not self._trace)
+    def _step(self, step: Round, nbytes: Seconds) -> bool:
+        ready = self.clock[step.source]
+        columns = step.source, step.destination, nbytes, ready
+        transfers = self.links.send(*columns, shared=not self._trace)
         if transfers is None:
             return False
-        np.maximum.at(self.clock, each.destination, transfers.delivery)
+        np.maximum.at(self.clock, step.destination, transfers.delivery)
         if self.gamma.any():
-            added = np.where(each.reduce, nbytes, 0.0)
-            np.add.at(self.clock, each.destination, self.gamma[each.destination] * added)
-        self._count(each.source, nbytes, [hop[0] for hop in transfers.hops])
+            added = np.where(step.reduce, nbytes, 0.0)
+            np.add.at(self.clock, step.destination, self.gamma[step.destination] * added)
+        self._count(step.source, nbytes, [hop[0] for hop in transfers.hops])
         if self._trace:
-            self.log.append(Entry(each, nbytes, ready, transfers))
+            self.log.append(RoundTrace(step, nbytes, ready, transfers))
         return True
 
     def _count(self, source: Integers, nbytes: Seconds, way: Sequence[Integers]) -> None:
-        """Rounds that go the same ways, of which a ring has thousands, are counted in one go."""
-        if self._times and all(one is other for one, other in zip(way, self._same[1], strict=True)):
+        """Count consecutive rounds with equal routes at once; a ring has thousands of these."""
+        if self._times and all(new is old for new, old in zip(way, self._same[1], strict=True)):
             self._bytes += nbytes
             self._times += 1
             return

@@ -1,4 +1,4 @@
-"""The simulator of pipelines: a table, seconds a stage, a network, and no processes."""
+"""The pipeline simulator, which computes times from a schedule table without processes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from labkit.common.errors import InvalidInput
 from labkit.network import Network, carrier
 from labkit.network.topology import Seconds
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.table import Row, Table
+from labkit.schedules.pipeline.table import Row, ScheduleTable
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineSimulation:
-    """When each row of a table takes place on a network.
+    """Start and end of each row of a table on a network.
 
-    Args: table; network: None where messages take no time; start, stop: columns in the order of
-    the table's rows, s; measured: whether these are times of the wall clock, and not a simulation.
-    A computation lasts from start to stop; a `send` from its first byte until its delivery, while
-    the sender goes on; a `receive` for as long as the receiver waits.
+    A computation lasts from start to stop. A `send` lasts from its first byte until its delivery,
+    while the sender continues. A `receive` lasts as long as the receiver waits.
+
+    Args:
+        table: The schedule.
+        network: The network; None: messages take no time.
+        start, stop: Times in s, in the order of the table's rows.
+        measured: Whether the times are wall-clock times instead of simulated times.
     """
 
-    table: Table
+    table: ScheduleTable
     network: Network | None
     start: Seconds
     stop: Seconds
@@ -33,31 +37,31 @@ class PipelineSimulation:
 
     @property
     def seconds(self) -> float:
-        """When the last rank is done."""
+        """Time at which the last rank finishes, in s."""
         return float(self.stop.max(initial=0.0))
 
     @property
     def busy(self) -> Seconds:
-        """For how long each rank computes, shape (ranks,), s."""
+        """Compute time of each rank in s, shape (ranks,)."""
         return self._busy(0.0, self.seconds)
 
     @property
     def bubble(self) -> float:
-        """The most that a rank waits between its first row and its last, s."""
+        """Maximum over ranks of the idle time between a rank's first and last row, in s."""
         computes, rank = self.table.computes, self.table.rank
         spans = [
-            float(self.stop[own].max(initial=0.0) - self.start[own].min(initial=np.inf))
-            for own in (computes & (rank == each) for each in range(self.table.ranks))
+            float(self.stop[mask].max(initial=0.0) - self.start[mask].min(initial=np.inf))
+            for mask in (computes & (rank == r) for r in range(self.table.ranks))
         ]
         return float((np.array(spans) - self.busy).max())
 
     @property
     def bubble_share(self) -> float:
-        """Share of the time of all ranks in which they do nothing, from the first to the last."""
+        """Share of the total time in which ranks are idle, averaged over all ranks."""
         return float(1 - self.utilisation().mean())
 
     def utilisation(self, begin: float = 0.0, end: float | None = None) -> Seconds:
-        """Share of the time from begin to end (s) for which each rank computes, shape (ranks,)."""
+        """Return each rank's share of compute time between begin and end (s), shape (ranks,)."""
         end = self.seconds if end is None else end
         if not begin < end:
             raise InvalidInput(f"no time passes from {begin} s to {end} s: give an end after begin")
@@ -70,7 +74,7 @@ class PipelineSimulation:
 
 
 def simulate_pipeline(
-    table: Table,
+    table: ScheduleTable,
     forward: ArrayLike,
     backward_input: ArrayLike,
     backward_weight: ArrayLike = 0.0,
@@ -78,25 +82,30 @@ def simulate_pipeline(
     network: str | Network | None = None,
     nbytes: ArrayLike = 0.0,
 ) -> PipelineSimulation:
-    """Time of a pipeline: a rank does its rows in order, each as soon as it can.
+    """Simulate a pipeline: each rank executes its rows in order, each row as soon as possible.
 
-    A receive ends when its message is delivered; a send hands over and does not wait; `backward`
-    takes as long as both of its parts. Messages wait for each other on the network's links.
+    A receive ends when its message is delivered. A send does not wait. A `backward` takes as long
+    as both of its parts. Messages share the links of the network.
 
-    Args: forward, backward_input, backward_weight: s a micro-batch, one value or shape (stages,),
-    times the compute factor of the stage's rank; network: a name, a `Network`, or None: messages
-    take no time; nbytes: of the activation of one micro-batch that leaves a stage, one value or
-    shape (stages,); the gradient that comes back has as many.
-    Raises: InvalidInput, for names or numbers that cannot be; ScheduleError, for a table in which
-    messages are missing.
+    Args:
+        table: The schedule.
+        forward, backward_input, backward_weight: Time in s per micro-batch, one value or shape
+            (stages,); multiplied by the compute factor of the stage's rank.
+        network: Name of a network, or a `Network`; None: messages take no time.
+        nbytes: Bytes of a micro-batch's activation between two stages, one value or shape
+            (stages,); the gradient has the same size.
+
+    Raises:
+        InvalidInput: If a name or number is invalid.
+        ScheduleError: If the table lacks messages.
     """
-    given = {"forward": forward, "backward_input": backward_input}
-    given |= {"backward_weight": backward_weight, "nbytes": nbytes}
-    columns = {name: _per_stage(name, value, table.stages) for name, value in given.items()}
+    values = {"forward": forward, "backward_input": backward_input}
+    values |= {"backward_weight": backward_weight, "nbytes": nbytes}
+    columns = {name: _per_stage(name, value, table.stages) for name, value in values.items()}
     columns["backward"] = columns["backward_input"] + columns["backward_weight"]
-    world = _World(table, Network.parse(network), columns)
-    world.run()
-    return PipelineSimulation(table, world.network, world.start, world.stop)
+    simulator = _Simulator(table, Network.parse(network), columns)
+    simulator.run()
+    return PipelineSimulation(table, simulator.network, simulator.start, simulator.stop)
 
 
 def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
@@ -106,17 +115,19 @@ def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
             f"{name} of shape {array.shape}: give one value, or one for each of {stages} stages"
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise InvalidInput(f"{name}={array.tolist()}: give nothing negative, infinite or undefined")
+        raise InvalidInput(f"{name}={array.tolist()}: give finite numbers, nothing negative")
     return np.broadcast_to(array, (stages,))
 
 
-class _World:
-    """Events in order of time: a rank goes on, or something happens to messages on their way.
+class _Simulator:
+    """A simulator with an event queue: a rank continues, or a message starts or arrives.
 
-    A message's number is that of the row that sent it.
+    The number of a message is that of the table row that sends it.
     """
 
-    def __init__(self, table: Table, network: Network | None, columns: dict[str, Seconds]) -> None:
+    def __init__(
+        self, table: ScheduleTable, network: Network | None, columns: dict[str, Seconds]
+    ) -> None:
         self.table = table
         self.network = network
         self.columns = columns
@@ -126,7 +137,8 @@ class _World:
         self.rows = table.rows()
         self.programs = [np.flatnonzero(table.rank == r).tolist() for r in range(table.ranks)]
         self.places = [0] * table.ranks
-        self.numbers = [0] * table.ranks  # computations so far: what a random slowness draws by
+        # The number of computations so far indexes random slowdowns.
+        self.numbers = [0] * table.ranks
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}
         self.events: list[tuple[float, int, int]] = []
@@ -134,33 +146,33 @@ class _World:
 
     def run(self) -> None:
         for rank in range(self.table.ranks):
-            self._later(0.0, rank)
+            self._schedule(0.0, rank)
         while True:
-            carried = self.carrier.next if self.carrier else np.inf
-            if self.carrier and carried < np.inf and carried <= self._next:
+            network_time = self.carrier.next if self.carrier else np.inf
+            if self.carrier and network_time < np.inf and network_time <= self._next:
                 for number, start, delivery in self.carrier.step():
                     self._arrive(number, start, delivery)
             elif self.events:
                 now, _, rank = heapq.heappop(self.events)
-                self._go_on(rank, now)
+                self._execute_next(rank, now)
             else:
                 break
         if self.waiting:
-            lost = [self.rows[row] for row, _ in self.waiting.values()]
-            raise ScheduleError(f"{self.table.name}: nobody can go on, these wait for ever: {lost}")
+            missing = [self.rows[row] for row, _ in self.waiting.values()]
+            raise ScheduleError(f"{self.table.name}: deadlock: messages never arrive for {missing}")
 
     @property
     def _next(self) -> float:
-        """When the next rank goes on."""
+        """Time of the next event of a rank."""
         return self.events[0][0] if self.events else np.inf
 
-    def _later(self, time: float, rank: int) -> None:
-        """Equal times are served in the order in which they became known."""
+    def _schedule(self, time: float, rank: int) -> None:
+        """Schedule an event of a rank; events of equal time keep their order of insertion."""
         heapq.heappush(self.events, (time, self.counted, rank))
         self.counted += 1
 
-    def _go_on(self, rank: int, now: float) -> None:
-        """Carry out the rank's next row."""
+    def _execute_next(self, rank: int, now: float) -> None:
+        """Execute the rank's next row."""
         if self.places[rank] == len(self.programs[rank]):
             return
         number = self.programs[rank][self.places[rank]]
@@ -171,11 +183,11 @@ class _World:
             return
         if row[2] == "send":
             self._send(rank, number, row, now)
-            self._later(now, rank)
+            self._schedule(now, rank)
             return
         self.start[number] = now
         self.stop[number] = now + self._seconds(rank, row)
-        self._later(float(self.stop[number]), rank)
+        self._schedule(float(self.stop[number]), rank)
 
     def _seconds(self, rank: int, row: Row) -> float:
         seconds = float(self.columns[row[2]][row[1]])
@@ -199,17 +211,17 @@ class _World:
         self.delivered[key] = delivery
         if key in self.waiting:
             row, since = self.waiting.pop(key)
-            self._received(peer % self.table.ranks, row, since, delivery)
+            self._finish_receive(peer % self.table.ranks, row, since, delivery)
 
     def _receive(self, rank: int, number: int, row: Row, now: float) -> None:
         _, stage, _, microbatch, peer = row
         key = (peer, stage, microbatch)
         if key in self.delivered:
-            self._received(rank, number, now, self.delivered[key])
+            self._finish_receive(rank, number, now, self.delivered[key])
         else:
             self.waiting[key] = number, now
 
-    def _received(self, rank: int, number: int, since: float, delivery: float) -> None:
+    def _finish_receive(self, rank: int, number: int, since: float, delivery: float) -> None:
         self.start[number] = since
         self.stop[number] = max(since, delivery)
-        self._later(float(self.stop[number]), rank)
+        self._schedule(float(self.stop[number]), rank)

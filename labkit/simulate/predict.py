@@ -1,4 +1,4 @@
-"""Predicted beside measured, in one table."""
+"""Tables of predicted and measured allreduce times."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from labkit.simulate.simulation import simulate
 if TYPE_CHECKING:
     import pandas
 
-# What `labkit.bench.collectives.measure` returns: numbers and names by column.
+# Return type of `labkit.bench.collectives.measure`: numbers and names by column.
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row of the table: what was measured, and what model and formula say (s).
+    """A measured allreduce with its measured, simulated and closed-form time, in s.
 
-    `error` is predicted / measured - 1. For comparison: ASTRA-sim predicts a real allreduce
-    within 3 to 21 %.
+    `error` is predicted / measured - 1. For comparison: ASTRA-sim predicts a real allreduce with an
+    error of 3 to 21 %.
     """
 
     algorithm: str
@@ -41,18 +41,20 @@ class Prediction:
 def predict(
     measurements: Iterable[Measurement], network: str | Network, gamma: float = 0.0
 ) -> list[Prediction]:
-    """Simulate what was measured, on a network that was given or fitted; gamma: s a byte added.
+    """Simulate measured allreduces on a given or fitted network; gamma: s per added byte.
 
-    The closed form is that of one switch; on hosts or a graph of links only the simulator counts.
+    The closed form assumes a single switch. On a network with hosts or with a graph of links, only
+    the simulation is valid.
 
-    Raises: InvalidInput, for an algorithm or a network that does not exist.
+    Raises:
+        InvalidInput: If an algorithm or a network does not exist.
     """
-    world = Network.named(network) if isinstance(network, str) else network
-    return [_row(measurement, world, gamma) for measurement in measurements]
+    model = Network.named(network) if isinstance(network, str) else network
+    return [_row(measurement, model, gamma) for measurement in measurements]
 
 
 def measurements(rows: Rows) -> list[Measurement]:
-    """The medians of a bench's rows, of all algorithms that have a schedule and were right."""
+    """Return the median times of benchmark rows with correct results and a known schedule."""
     return [
         Measurement(row["bytes"], row["median_ms"] / 1e3, row["algorithm"], row["workers"])
         for row in rows
@@ -61,57 +63,68 @@ def measurements(rows: Rows) -> list[Measurement]:
 
 
 def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataFrame:
-    """A row a measurement: ms as measured and predicted, and error = predicted / measured - 1.
+    """Return a row per measurement: measured and predicted time in ms, and the relative error.
 
-    What has no schedule is not predicted; rows whose results were wrong have no time.
+    The error is predicted / measured - 1. Algorithms without a schedule have no prediction. Rows
+    with wrong results have no times.
     """
     import pandas as pd
 
-    found = []
+    records = []
     for row in rows:
-        right = row.get("correct", True)
-        known = predict(measurements([row]), network, gamma)
-        each = known[0] if known else None
-        found.append(
+        correct = row.get("correct", True)
+        predictions = predict(measurements([row]), network, gamma)
+        prediction = predictions[0] if predictions else None
+        records.append(
             {
                 "algorithm": row["algorithm"],
                 "workers": row["workers"],
                 "bytes": row["bytes"],
-                "measured_ms": row["median_ms"] if right else None,
-                "min_ms": row["min_ms"] if right else None,
-                "p90_ms": row["p90_ms"] if right else None,
-                "predicted_ms": 1e3 * each.predicted if each else None,
-                "closed_form_ms": 1e3 * each.closed_form if each else None,
-                "error": each.error if each else None,
-                "correct": right,
+                "measured_ms": row["median_ms"] if correct else None,
+                "min_ms": row["min_ms"] if correct else None,
+                "p90_ms": row["p90_ms"] if correct else None,
+                "predicted_ms": 1e3 * prediction.predicted if prediction else None,
+                "closed_form_ms": 1e3 * prediction.closed_form if prediction else None,
+                "error": prediction.error if prediction else None,
+                "correct": correct,
             }
         )
     times = ["measured_ms", "min_ms", "p90_ms", "predicted_ms", "closed_form_ms", "error"]
-    return pd.DataFrame(found).astype(dict.fromkeys(times, "float64"))
+    return pd.DataFrame(records).astype(dict.fromkeys(times, "float64"))
 
 
 def model_of(
     rows: Rows, network: str | Network | Fit | None, gamma: float
 ) -> tuple[Network, float, str]:
-    """Network and γ of the prediction, and where they are from."""
+    """Return the network, γ, and a description of the model that predicts these rows.
+
+    Args:
+        rows: Rows of `labkit.bench.collectives.measure`.
+        network: A network, its name or a fit; None: the network on which the rows were measured.
+        gamma: Time in s to add one byte; ignored for a fit, which contains γ.
+
+    Raises:
+        InvalidInput: If there are no rows, or if `network` is None and the rows name several
+            networks or none.
+    """
     if not rows:
-        raise InvalidInput("no rows to compare: give those of labkit.bench.collectives.measure")
+        raise InvalidInput("no rows to compare: give rows of labkit.bench.collectives.measure")
     if isinstance(network, Fit):
         return network.network(), network.gamma, _fit_text(network)
     if network is None:
         names = {row["network"] for row in rows}
         if len(names) > 1 or None in names:
             raise InvalidInput(
-                f"measured on {', '.join(sorted(map(str, names)))}: say with which network to "
-                f"predict, or give calibrate(measurements(rows))"
+                f"measured on {', '.join(sorted(map(str, names)))}: name the network for the "
+                f"prediction, or give calibrate(measurements(rows))"
             )
         network = str(names.pop())
-    world = Network.named(network) if isinstance(network, str) else network
-    return world, gamma, f"simulation on {world}"
+    model = Network.named(network) if isinstance(network, str) else network
+    return model, gamma, f"simulation on {model}"
 
 
 def _fit_text(fit: Fit) -> str:
-    """`α 12 µs, β 0.1 ns a byte (9.8 GB/s), γ 0.05 ns a byte`"""
+    """Return `fit of 9 measurements: α 12 µs, β 0.1 ns a byte (9.8 GB/s), γ 0.05 ns a byte`."""
     speed = f" ({1e-9 / fit.beta:.3g} GB/s)" if fit.beta else ""
     return (
         f"fit of {fit.count} measurements: α {seconds_text(fit.alpha)}, "
@@ -119,8 +132,18 @@ def _fit_text(fit: Fit) -> str:
     )
 
 
-def _row(each: Measurement, network: Network, gamma: float) -> Prediction:
-    seconds = simulate(each.algorithm, each.size, each.nbytes, network, gamma=gamma).seconds
-    form = closed_form(each.algorithm, each.size, each.nbytes, network, gamma)
-    error = seconds / each.seconds - 1
-    return Prediction(each.algorithm, each.size, each.nbytes, each.seconds, seconds, form, error)
+def _row(measurement: Measurement, network: Network, gamma: float) -> Prediction:
+    seconds = simulate(
+        measurement.algorithm, measurement.size, measurement.nbytes, network, gamma=gamma
+    ).seconds
+    form = closed_form(measurement.algorithm, measurement.size, measurement.nbytes, network, gamma)
+    error = seconds / measurement.seconds - 1
+    return Prediction(
+        measurement.algorithm,
+        measurement.size,
+        measurement.nbytes,
+        measurement.seconds,
+        seconds,
+        form,
+        error,
+    )

@@ -1,4 +1,4 @@
-"""The simulator: a schedule, a network, and no processes."""
+"""The simulator of collectives, which computes times from a schedule and a network."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from labkit.simulate.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a schedule does on a network.
+    """The timing and the traffic of a schedule on a network.
 
-    Args: finish: when each rank is done, shape (size,), s; messages, sent: number and bytes that
-    each rank sent, shape (size,); links: their names; carried: bytes, shape (links,); occupied: for
-    how long each was, counted at its full rate, shape (links,), s; trace: every message, where
-    asked for.
+    Args:
+        finish: Time at which each rank finishes, in s, shape (size,).
+        messages, sent: Number and total bytes of the messages that each rank sends, shape (size,).
+        links: Names of the links.
+        carried: Total bytes on each link, shape (links,).
+        occupied: Busy time of each link in s, as if always at its full rate, shape (links,).
+        trace: All messages, if a trace was requested.
     """
 
     finish: Seconds
@@ -39,18 +42,24 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """When the last rank is done."""
+        """Time at which the last rank finishes, in s."""
         return float(self.finish.max())
 
     def utilisation(self, bins: int = 100) -> tuple[Seconds, Seconds]:
-        """Share of what each link could carry in each stretch of time that it carried: the burst.
+        """Return the utilisation of each link in equal time intervals.
 
-        Returns: edges of the stretches, shape (bins + 1,), s; shares, shape (links, bins).
-        Raises: InvalidInput, for a simulation without trace.
+        Returns:
+            Edges of the intervals in s, shape (bins + 1,).
+            Mean fraction of each link's bandwidth in use, shape (links, bins).
+
+        Raises:
+            InvalidInput: If the simulation has no trace.
         """
         trace = self.trace
         if trace is None:
-            raise InvalidInput("utilisation over time needs the messages: simulate(trace=True)")
+            raise InvalidInput(
+                "utilisation over time needs a trace of the messages: call simulate(trace=True)"
+            )
         edges = np.linspace(0.0, self.seconds, bins + 1)
         occupied = np.zeros((len(self.links), bins + 1))
         for column, edge in enumerate(edges):
@@ -71,18 +80,25 @@ def simulate(
     compute: ArrayLike = 0.0,
     trace: bool = False,
 ) -> Simulation:
-    """Time of a schedule: each rank starts a round when it has received all of the one before.
+    """Simulate a schedule: a rank starts a round after it has received the whole previous round.
 
-    A rank's messages of a round leave when it starts the round; it ends the round when the last
-    message for it has been delivered and it has added what it received. Its link carries its
-    rounds one after the other; messages that meet on a link share it (`Network.sharing`). Chunks
-    count as equal.
+    A rank sends its messages when it starts the round. The rank ends the round after it has
+    received and added its last message. A rank's link carries the rank's rounds in sequence.
+    Messages that meet on a link share it (`Network.sharing`). All chunks count as equal in size.
 
-    Args: schedule: a name, laid out on the network (`Network.schedule`), or size -> rounds;
-    size: number of ranks; nbytes: bytes of the buffer; gamma: s to add one byte; compute: s
-    before each rank starts, one value or shape (size,), times its compute factor; trace: keep
-    every message.
-    Raises: InvalidInput, for names or numbers that cannot be.
+    Args:
+        schedule: Name of a schedule, laid out on the network (`Network.schedule`), or a function
+            from the number of ranks to rounds.
+        size: Number of ranks.
+        nbytes: Size of each rank's buffer in bytes.
+        network: Name of a network, or a `Network`.
+        gamma: Time in s to add one byte.
+        compute: Time in s before each rank starts, one value or shape (size,); multiplied by the
+            rank's compute factor.
+        trace: Whether to record every message.
+
+    Raises:
+        InvalidInput: If a name or number is invalid.
     """
     network = Network.named(network) if isinstance(network, str) else network
     if size < 1 or nbytes < 0 or gamma < 0:
@@ -91,29 +107,29 @@ def simulate(
             f"negative"
         )
     rounds = network.schedule(schedule) if isinstance(schedule, str) else schedule
-    # A schedule is a pure function: to ask it twice is cheaper than to keep millions of rows.
+    # Schedules are pure functions; a second call is cheaper than storage of millions of rows.
     chunk = nbytes / _count_chunks(rounds, size)
-    given = network, size, gamma, compute, trace, count_switches(rounds, size)
-    world: Lockstep | Events = Lockstep(*given)
-    if not world.run(rounds(size), chunk):
-        world = Events(*given)
-        world.run(rounds(size), chunk)
-    bandwidth, tally = world.links.bandwidth, world.tally
-    kept = Trace.of(world.log, world.segments, bandwidth) if trace else None
-    counts = tally.messages[:size], tally.sent[:size], world.links.names, tally.carried
-    return Simulation(world.clock[:size], *counts, tally.carried / bandwidth, kept)
+    options = network, size, gamma, compute, trace, count_switches(rounds, size)
+    simulator: Lockstep | Events = Lockstep(*options)
+    if not simulator.run(rounds(size), chunk):
+        simulator = Events(*options)
+        simulator.run(rounds(size), chunk)
+    bandwidth, tally = simulator.links.bandwidth, simulator.tally
+    recorded = Trace.of(simulator.log, simulator.segments, bandwidth) if trace else None
+    counts = tally.messages[:size], tally.sent[:size], simulator.links.names, tally.carried
+    return Simulation(simulator.clock[:size], *counts, tally.carried / bandwidth, recorded)
 
 
 def _count_chunks(rounds: Schedule, size: int) -> int:
-    """As `count_chunks`; in a sweep over networks or bytes a collective is asked once."""
-    drawn, given = rounds, dict[str, Any]()
+    """Count chunks like `count_chunks`, but cache the result for a `Collective`."""
+    function, arguments = rounds, dict[str, Any]()
     if isinstance(rounds, partial):
-        drawn, given = rounds.func, rounds.keywords
-    if isinstance(drawn, Collective) and all(isinstance(each, int) for each in given.values()):
-        return _chunks_of(drawn, size, **given)
+        function, arguments = rounds.func, rounds.keywords
+    if isinstance(function, Collective) and all(isinstance(v, int) for v in arguments.values()):
+        return _chunks_of(function, size, **arguments)
     return count_chunks(rounds(size))
 
 
 @lru_cache(maxsize=128)
-def _chunks_of(drawn: Collective[...], size: int, **given: int) -> int:
-    return count_chunks(drawn(size, **given))
+def _chunks_of(function: Collective[...], size: int, **arguments: int) -> int:
+    return count_chunks(function(size, **arguments))

@@ -1,4 +1,4 @@
-"""What a simulation keeps of every message, and of every link."""
+"""The record of every message and every link in a simulation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round, join
 
 
-class Entry(NamedTuple):
-    """A round as it went: columns in the order of its rows."""
+class RoundTrace(NamedTuple):
+    """A simulated round, with columns in the order of its messages."""
 
     round: Round
     nbytes: Seconds
@@ -25,12 +25,18 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Messages in columns, in order of rounds and rows; then links, a row a stretch of one message.
+    """Columns of messages, sorted by round and row, and of link use, in intervals of constant rate.
 
-    Args: round: its number, from 0; messages: source, destination, chunk, span, reduce; nbytes:
-    bytes; ready: the source hands it over; start: its first byte has left the source; delivery:
-    its last byte has arrived (s); link: number of a link; link_start, link_stop: from when until
-    when it carried a message (s) at one rate; link_share: that rate, as a share of the link's own.
+    Args:
+        round: Number of each message's round, from 0.
+        messages: Source, destination, chunk, span and reduce of each message.
+        nbytes: Bytes of each message.
+        ready: Time at which the source submits the message, in s.
+        start: Time at which the first byte leaves the source, in s.
+        delivery: Time at which the last byte arrives, in s.
+        link: Number of the link in use.
+        link_start, link_stop: Interval in which the link carries a message at one rate, in s.
+        link_share: Rate in this interval, as a fraction of the link's bandwidth.
     """
 
     round: Integers
@@ -45,8 +51,8 @@ class Trace:
     link_share: Seconds
 
     @classmethod
-    def of(cls, log: list[Entry], segments: list[Segment], bandwidth: Seconds) -> Trace:
-        """Put the rounds of a simulation together, and what flowed when, where rates changed."""
+    def of(cls, log: list[RoundTrace], segments: list[Segment], bandwidth: Seconds) -> Trace:
+        """Build the trace from simulated rounds and, where rates changed, from flow segments."""
         none: Seconds = np.empty(0)
         hops = [hop for entry in log for hop in entry.transfers.hops]
         hops += _stretches(segments, bandwidth)
@@ -72,7 +78,7 @@ class Trace:
 def _stretches(
     segments: Iterable[Segment], bandwidth: Seconds
 ) -> list[tuple[Integers, Seconds, Seconds, Seconds]]:
-    """The segments by link: those of one flow that follow each other at one rate are one."""
+    """Return the segments by link; consecutive segments of a flow with equal rate are merged."""
     parts = list(segments)
     if not parts:
         return []

@@ -1,19 +1,19 @@
-"""Strategies: what workers exchange, and when; one a file."""
+"""Strategies define what workers exchange, and when; each strategy has a file."""
 
 from labkit.strategies.allreduce import AllReduce
 from labkit.strategies.asynchronous_diloco import AsynchronousDiLoCo
 from labkit.strategies.averaging import ParameterAveraging
+from labkit.strategies.block_coordinate_descent import BlockCoordinateDescent
 from labkit.strategies.codistillation import Codistillation
 from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
 from labkit.strategies.elastic import ElasticAveraging
+from labkit.strategies.external_framework import ExternalFramework
 from labkit.strategies.gossip import Gossip
 from labkit.strategies.layerwise import Layerwise
-from labkit.strategies.locally_connected import LocallyConnected
 from labkit.strategies.parameter_server import ParameterServer
-from labkit.strategies.peer import Peer
 from labkit.strategies.pipeline import Pipeline
-from labkit.strategies.scheduled_blocks import ScheduledBlocks
+from labkit.strategies.spatial_parallel import SpatialParallel
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
     Batch,
@@ -37,10 +37,10 @@ from labkit.strategies.tf_distribute import RING, TFDistribute
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.__name__: kind
     for kind in (
-        *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, LocallyConnected),
+        *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, SpatialParallel),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
         *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
-        *(ScheduledBlocks, TFDistribute, Peer),
+        *(BlockCoordinateDescent, TFDistribute, ExternalFramework),
     )
 }
 
@@ -53,25 +53,25 @@ __all__ = [
     "AllReduce",
     "AsynchronousDiLoCo",
     "Batch",
+    "BlockCoordinateDescent",
     "Cell",
     "Codistillation",
     "DelayedGradients",
     "Downpour",
     "ElasticAveraging",
+    "ExternalFramework",
     "Gossip",
     "Layerwise",
-    "LocallyConnected",
     "ParameterAveraging",
     "ParameterServer",
-    "Peer",
     "Pipeline",
     "Predicted",
     "Predictor",
     "ProgramStrategy",
-    "ScheduledBlocks",
     "Serving",
     "Session",
     "SoftSync",
+    "SpatialParallel",
     "StaleSynchronous",
     "Stateful",
     "Step",

@@ -12,39 +12,46 @@ from labkit.common.quantity_fields import Bytes
 from labkit.communicator import ALGORITHMS, Transport, refuse_unmetered
 from labkit.compression import Compressor, Nested
 from labkit.exchange import BUCKET_BYTES, SCHEDULES
-from labkit.programs import AllReduce as Meet
-from labkit.programs import Compute, Mark, Parts, Program, Roles, Snapshot, Update
+from labkit.programs import AllReduceAction as AllReduceAction
+from labkit.programs import Compute, Program, RestartPoint, Roles, ServerPieces, Snapshot, Update
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy, TrainingState
 from labkit.strategies.taxonomy import Cell
-from labkit.strategies.validation import one_of, refuse_around, refuse_given, refuse_in_parts
+from labkit.strategies.validation import (
+    one_of,
+    refuse_fit_options,
+    refuse_keras_step_options,
+    refuse_optimizer,
+)
 
 if TYPE_CHECKING:
     from labkit.forecast import Query, StepForecast
 
 
 class AllReduce(Strategy):
-    r"""Replicas on all ranks, gradients averaged by an allreduce in every step.
+    r"""Each rank trains a replica, and an allreduce averages the gradients in every step.
 
-    \(\bar g = \frac{1}{B} \sum_r b_r g_r\): the same step as one process takes on the global batch
-    of \(B = \sum_r b_r\) samples.
+    \(\bar g = \frac{1}{B} \sum_r b_r g_r\): the same step as that of one process on the global
+    batch of \(B = \sum_r b_r\) samples.
 
     Args:
-        algorithm: how the buffers are summed: a name of `labkit.schedules.ALLREDUCE`, "mpi" (the
-            library's own choice), "shared_memory" (ranks of one host), or "auto": what is
-            fastest here, by measurement.
-        schedule: when buckets travel: "sequential", after backpropagation; "overlap", while it
-            goes on, unless ranks of one host compute on all of its cores; "priority", front layers
-            first and into the next step; "staggered", one after the other where ranks share a link.
-        bucket_bytes: how much travels together; a number, or such as "4MiB".
-        compressor: how gradients are said in fewer bytes: one of `labkit.compression.COMPRESSORS`,
-            its name, or None. Linear ones are summed on the way, sparse ones merged, others
-            gathered, by the algorithm that is named.
-        microscope: look at every so many-th step's gradients before and after; 0: never.
+        algorithm: The allreduce algorithm: a name of `labkit.schedules.ALLREDUCE`, "mpi" (the
+            library's own choice), "shared_memory" (ranks of one host), or "auto": the fastest by
+            measurement on this machine.
+        schedule: When buckets are sent. "sequential": after backpropagation. "overlap": during
+            backpropagation, unless ranks of one host compute on all of its cores. "priority": the
+            first layers first, overlapping the next step. "staggered": ranks that share a link send
+            one after the other.
+        bucket_bytes: The size of a bucket, a number or a text such as "4MiB".
+        compressor: The compressor of the gradients: one of `labkit.compression.COMPRESSORS`, its
+            name, or None. By the given algorithm, the results of linear compressors are summed,
+            those of sparse ones are merged, and all others are gathered.
+        compression_stats_every: The number of steps between two compression statistics of a
+            gradient; 0: never.
 
     Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
-    Differs from it: the first code averaged weights once an epoch; here gradients are averaged in
-    every step, as its later versions do.
+    Differs from it: the paper's first code averaged weights once per epoch; labkit averages
+    gradients in every step, as later versions of that code do.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = tuple(SCHEDULES)
@@ -56,38 +63,38 @@ class AllReduce(Strategy):
     schedule: str = "sequential"
     bucket_bytes: Bytes = BUCKET_BYTES
     compressor: Nested | None = None
-    microscope: int = Field(default=0, ge=0)
+    compression_stats_every: int = Field(default=0, ge=0)
 
     @property
     def exact(self) -> bool:
-        """As long as nothing is left out."""
+        """Whether the gradients are exchanged without a compressor."""
         return self.compressor is None
 
     @property
     def lossy(self) -> Compressor | None:
-        """The compressor."""
+        """The compressor of the gradients, or None."""
         return self.compressor
 
     def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
-        """Unless layers have optimizers of their own, or the one process a program."""
+        """Return whether the wall clock is used and one optimizer updates all layers."""
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """As the schedule of the exchange says."""
+        """Return the cell with the scheduling of the exchange."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
-    def outlives(self) -> bool:
-        """Where each step is taken whole, by all that live."""
+    def fault_tolerant(self) -> bool:
+        """Whether training continues after ranks fail; False if exchanges overlap the next step."""
         return not SCHEDULES[self.schedule].into_next
 
     @property
     def stats_interval(self) -> int:
-        """The steps from one look of the microscope to the next."""
-        return self.microscope
+        """The number of steps between compression statistics; 0: no statistics."""
+        return self.compression_stats_every
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows of a rank's part of the batch, the largest where they differ by one."""
+        """Return the number of rows in a rank's share of the batch, rounded up."""
         return -(-batch_size // workers)
 
     @field_validator("algorithm")
@@ -101,99 +108,102 @@ class AllReduce(Strategy):
         return one_of("schedule", value, tuple(SCHEDULES))
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """An emulated network needs messages that labkit sends; a compressor may refuse too."""
+        """Raise InvalidInput for options that the network, clock or compressor does not support."""
         refuse_unmetered(self.algorithm, experiment.network)
         if experiment.clock == "virtual":
             self._check_virtual(experiment)
         schedule = SCHEDULES[self.schedule]
-        if schedule.into_next:  # layers take steps of their own
-            refuse_around(experiment.optimizer_options)
+        if schedule.into_next:  # each layer is updated separately
+            refuse_fit_options(experiment.optimizer_options)
         if (
             self.compressor is not None
             and not schedule.after
             and experiment.precision == "mixed_float16"
         ):
             raise InvalidInput(
-                f"schedule={self.schedule!r} with a compressor and precision='mixed_float16': what "
-                "was sent of a step that is then skipped for an overflow is lost; use "
-                "schedule='sequential', or precision='mixed_bfloat16'"
+                f"schedule={self.schedule!r} with a compressor and precision='mixed_float16': "
+                "a step that is skipped after an overflow loses the messages that it has "
+                "already sent; use schedule='sequential', or precision='mixed_bfloat16'"
             )
         if self.compressor is not None:
             self.compressor.check(experiment.optimizer, experiment.optimizer_options)
-        elif self.microscope:
+        elif self.compression_stats_every:
             raise InvalidInput(
-                f"microscope={self.microscope} without a compressor has nothing to look at; "
-                "give compressor=…, or microscope=0"
+                f"compression_stats_every={self.compression_stats_every} measures compression, "
+                "but there is no "
+                "compressor; give compressor=…, or compression_stats_every=0"
             )
 
     def _check_virtual(self, experiment: ExperimentSpec) -> None:
-        refuse_in_parts(experiment)
+        refuse_keras_step_options(experiment)
         if self.schedule != "sequential":
             raise InvalidInput(
-                f"schedule={self.schedule!r} hides messages behind computation, layer by layer, "
-                "which clock='virtual' does not take apart; use schedule='sequential'"
+                f"schedule={self.schedule!r} overlaps messages with the computation of single "
+                "layers, which clock='virtual' does not model; use schedule='sequential'"
             )
-        if self.microscope:
+        if self.compression_stats_every:
             raise InvalidInput(
-                f"microscope={self.microscope} looks at ranks, of which clock='virtual' has none; "
-                "use microscope=0"
+                f"compression_stats_every={self.compression_stats_every} measures gradients on "
+                "ranks, but "
+                "clock='virtual' runs without ranks; use compression_stats_every=0"
             )
         if self.algorithm != "auto" and self.algorithm not in ALLREDUCE:
             raise InvalidInput(
-                f"algorithm={self.algorithm!r} has no schedule whose time could be modelled; "
-                f"allowed on clock='virtual': {', '.join(ALLREDUCE)}, or 'auto', the ring"
+                f"algorithm={self.algorithm!r} has no communication schedule to simulate; "
+                f"allowed on clock='virtual': {', '.join(ALLREDUCE)}, or 'auto', which is the "
+                "ring"
             )
 
     @property
     def transport(self) -> Transport:
-        """There is nothing to send."""
+        """The transport for point-to-point messages, of which this strategy sends none."""
         return "two_sided"
 
     @property
     def serves_concurrently(self) -> bool:
-        """There is no server."""
+        """False: the strategy has no server."""
         return False
 
     def copies(self, workers: int) -> Sequence[int]:
-        """All workers take the same step."""
+        """Return no processes, because all workers share the same weights."""
         return ()
 
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
-        """No server holds anything."""
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
+        """Return no parts, because there is no server."""
         return []
 
     def hosts(self, workers: int) -> list[int]:
-        """Each worker has a place of its own."""
+        """Return the rank of each worker, which is the worker's number."""
         return list(range(workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What a worker does on the virtual clock; on the wall clock `fit` does the same."""
+        """Return a worker's program on the virtual clock; `fit` does the same on the wall clock."""
         weights, step, last = mark or (roles.weights, 0, False)
         compressor, algorithm = self.compressor, self._scheduled()
         while step < roles.steps * roles.epochs and not last:
-            yield Mark((weights, step, last))
-            found = yield Compute(weights)
-            mean = yield Meet(found, algorithm, compressor)
+            yield RestartPoint((weights, step, last))
+            gradient = yield Compute(weights)
+            mean = yield AllReduceAction(gradient, algorithm, compressor)
             weights = yield Update(mean.values)
             step, last = step + 1, mean.last
             if number == 0 and step % roles.steps == 0:
                 yield Snapshot(step // roles.steps - 1, weights)
 
     def _scheduled(self) -> str:
-        """An algorithm with a schedule that the simulator can carry out."""
+        """Return the algorithm if the simulator has its schedule, otherwise the ring."""
         return self.algorithm if self.algorithm in ALLREDUCE else "ring"
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """Its buckets on a line, beside or behind the backward pass of the slowest rank."""
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step: the slowest rank's compute time, and buckets sent during or after it."""
         from labkit.forecast.gradient_exchange import Exchanged
 
         plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor
-        if asked.virtual and self.algorithm == "auto":
+        if query.virtual and self.algorithm == "auto":
             plan = (self._scheduled(), *plan[1:])
-        return Exchanged(asked, *plan).taken()
+        return Exchanged(query, *plan).step_forecast()
 
     def train(self, session: Session) -> None:
-        """`model.fit` with the exchange inside the optimizer; on the virtual clock a program."""
+        """Train by `model.fit` on the wall clock, or by a program on the virtual clock."""
         if session.experiment.clock == "virtual":
             session.play(self)
             return
@@ -207,7 +217,7 @@ class AllReduce(Strategy):
             session.optimizer(),
             session.communicator,
             algorithm=self.algorithm,
-            # One rank alone has nothing to wait for, front layers first or not.
+            # A single rank exchanges nothing, so that the order of layers does not matter.
             schedule="sequential" if into_next else self.schedule,
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
@@ -221,9 +231,12 @@ class AllReduce(Strategy):
         session.keeps(
             TrainingState(variables, optimizers, remembers={"exchange": optimizer.exchange})
         )
-        # With gradients that wait for others, a part of a step is taken before the ranks meet.
-        added_up = optimizer.gradient_accumulation_steps is not None
-        session.fit([Synchronize(session.communicator)], None if added_up else optimizer.exchange)
+        # With gradient accumulation, the optimizer updates its accumulator before the ranks
+        # exchange, so that a failed exchange cannot be repeated.
+        accumulates = optimizer.gradient_accumulation_steps is not None
+        session.fit(
+            [Synchronize(session.communicator)], None if accumulates else optimizer.exchange
+        )
 
     def _train_by_priority(self, session: Session) -> None:
         from labkit.exchange import Exchange
@@ -241,17 +254,17 @@ class AllReduce(Strategy):
         )
         exchange.watchers += session.watchers
         optimizer = session.optimizer()
-        refuse_given(optimizer)
+        refuse_optimizer(optimizer)
         if self.compressor is not None:
             check_compressor(self.compressor, optimizer)
         optimizer.exchange = exchange
         session.compile(optimizer)
         training = PriorityTraining(session.model, session.optimizer, exchange)
-        own = zip(training.optimizers, training.variables, strict=True)
+        layer_optimizers = zip(training.optimizers, training.variables, strict=True)
         session.keeps(
             TrainingState(
                 session.model.variables,
-                [(optimizer, ()), *own],
+                [(optimizer, ()), *layer_optimizers],
                 remembers={"exchange": exchange},
                 settle=training.update_all,
             )

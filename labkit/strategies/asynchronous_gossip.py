@@ -1,11 +1,12 @@
-"""Asynchronous gossip: active workers go to passive ones, at each of which somebody always answers.
+"""Asynchronous gossip: active workers average weights with passive workers' server processes.
 
     worker     0 (active)   1 (passive)   2 (active)   3 (passive)
-    ears                    4                          5              at the places of 1 and 3
-    counter    6                                                      at the place of 0
+    server                  4                          5              on the ranks of 1 and 3
+    counter    6                                                      on the rank of 0
 
-Were all alike, two that ask each other at one moment would wait for ever; an active one is never
-asked. What a passive worker holds is held by its ear, which answers while the worker computes.
+If all workers had the same role, two workers that request each other's weights at the same time
+would deadlock. Therefore active workers never receive requests. The server process of a passive
+worker holds the worker's weights, and answers requests while the worker computes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from labkit.programs import (
     Adopt,
     Compute,
-    Mark,
     Message,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
@@ -29,112 +30,117 @@ from labkit.programs import (
 )
 
 
-def ears(workers: int) -> dict[int, int]:
-    """The ear of each passive worker."""
+def passive_servers(workers: int) -> dict[int, int]:
+    """Return the number of each passive worker's server process, by worker."""
     return {worker: workers + worker // 2 for worker in range(1, workers, 2)}
 
 
 def places(workers: int) -> list[int]:
-    """The place of each worker, then of ears, and of the counter."""
-    return [*range(workers), *ears(workers), 0]
+    """Return the rank of each worker, of each server process, and of the counter process."""
+    return [*range(workers), *passive_servers(workers), 0]
 
 
 def holders(workers: int) -> list[int]:
-    """Who holds weights: active workers and ears."""
-    return [*range(0, workers, 2), *ears(workers).values()]
+    """Return the processes that hold weights: active workers and server processes."""
+    return [*range(0, workers, 2), *passive_servers(workers).values()]
 
 
-def program(roles: Roles, number: int, near: bool, mark: Any = None) -> Program:
-    """What this one does.
+def program(roles: Roles, number: int, on_ring: bool, mark: Any = None) -> Program:
+    """Return the program of one process.
 
     Args:
-        roles: who there is.
-        number: of this one.
-        near: active workers go to their neighbours on the ring alone.
-        mark: where it begins again.
+        roles: The roles of all processes.
+        number: The number of this process.
+        on_ring: Whether active workers average with their neighbours on the ring only.
+        mark: The state from which the program resumes, or None.
     """
-    known = ears(roles.workers)
-    if number in known:
-        return _passive(roles, number, known[number], mark)
+    servers = passive_servers(roles.workers)
+    if number in servers:
+        return _passive(roles, number, servers[number], mark)
     if number < roles.workers:
-        around = {(number - 1) % roles.workers, (number + 1) % roles.workers}
-        partners = [ear for worker, ear in known.items() if not near or worker in around]
+        neighbours = {(number - 1) % roles.workers, (number + 1) % roles.workers}
+        partners = [
+            server for worker, server in servers.items() if not on_ring or worker in neighbours
+        ]
         return _active(roles, number, partners, mark)
-    return (_ear if number < _counter(roles) else _count)(roles, number, mark)
+    return (_serve if number < _counter(roles) else _count)(roles, number, mark)
 
 
 def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Program:
-    """Sends its weights to a partner's ear, computes, takes the mean with what is answered."""
-    counter, half, over = _counter(roles), roles.weights.dtype.type(0.5), False
-    own, epochs, step, wants = mark or (roles.weights, 0, 0, False)
-    while not over:
-        yield Mark((own, epochs, step, wants))
-        ear = int(np.random.default_rng([roles.seed, number, step]).choice(partners))
+    """Run an active worker: send weights to a random server, compute, average with the answer."""
+    counter, half, ends = _counter(roles), roles.weights.dtype.type(0.5), False
+    weights, epochs, step, wants = mark or (roles.weights, 0, 0, False)
+    while not ends:
+        yield RestartPoint((weights, epochs, step, wants))
+        server = int(np.random.default_rng([roles.seed, number, step]).choice(partners))
         yield Send(counter, Message(number, step=step, ends=wants))
-        yield Send(ear, Message(number, own, step=step))
-        found = yield Compute(own)
-        heard = yield Receive(ear)
-        own = yield Adopt(half * (own + heard.values))
-        own = (yield Update(found.values)) if found.rows else own
-        told = yield Receive(counter)
-        for epoch in range(epochs, told.version):
-            yield Snapshot(epoch, own)
-        epochs, over, wants, step = told.version, told.ends, wants or found.last, step + 1
-    for ear in ears(roles.workers).values():
-        yield Send(ear, Message(number, wants=False))
+        yield Send(server, Message(number, weights, step=step))
+        gradient = yield Compute(weights)
+        answer = yield Receive(server)
+        weights = yield Adopt(half * (weights + answer.values))
+        weights = (yield Update(gradient.values)) if gradient.rows else weights
+        count = yield Receive(counter)
+        for epoch in range(epochs, count.version):
+            yield Snapshot(epoch, weights)
+        epochs, ends, wants, step = count.version, count.ends, wants or gradient.last, step + 1
+    for server in passive_servers(roles.workers).values():
+        yield Send(server, Message(number, wants=False))
 
 
-def _passive(roles: Roles, number: int, ear: int, mark: Any) -> Program:
-    """Computes at what its ear holds, and gives it the gradient."""
-    counter, over = _counter(roles), False
-    own, step, wants = mark or (roles.weights, 0, False)
-    while not over:
-        yield Mark((own, step, wants))
+def _passive(roles: Roles, number: int, server: int, mark: Any) -> Program:
+    """Run a passive worker: compute at the server's weights, and send the server the gradient."""
+    counter, ends = _counter(roles), False
+    weights, step, wants = mark or (roles.weights, 0, False)
+    while not ends:
+        yield RestartPoint((weights, step, wants))
         yield Send(counter, Message(number, step=step, ends=wants))
-        found = yield Compute(own)
-        told = yield Receive(counter)
-        about = told.version, found.rows, step
-        yield Send(ear, Message(number, found.values, *about))
-        own = (yield Receive(ear)).values
-        over, wants, step = told.ends, wants or found.last, step + 1
-    yield Send(ear, Message(number, wants=False))
+        gradient = yield Compute(weights)
+        count = yield Receive(counter)
+        metadata = count.version, gradient.rows, step
+        yield Send(server, Message(number, gradient.values, *metadata))
+        weights = (yield Receive(server)).values
+        ends, wants, step = count.ends, wants or gradient.last, step + 1
+    yield Send(server, Message(number, wants=False))
 
 
-def _ear(roles: Roles, number: int, mark: Any) -> Program:
-    """Answers active workers, with which it takes the mean, and applies its worker's gradients."""
-    own, epochs, left = mark or (roles.weights, 0, 1 + (roles.workers + 1) // 2)
-    half = own.dtype.type(0.5)
-    while left:
-        yield Mark((own, epochs, left))
-        heard = yield Receive()
-        if not heard.wants:
-            left -= 1
-        elif heard.source % 2:
-            own = (yield Update(heard.values)) if heard.rows else own
-            yield Send(heard.source, Message(number, own), answers=heard)
-            for epoch in range(epochs, heard.version):
-                yield Snapshot(epoch, own)
-            epochs = heard.version
+def _serve(roles: Roles, number: int, mark: Any) -> Program:
+    """Run a server: average with active workers' weights, apply the passive worker's gradients."""
+    weights, epochs, senders = mark or (roles.weights, 0, 1 + (roles.workers + 1) // 2)
+    half = weights.dtype.type(0.5)
+    while senders:
+        yield RestartPoint((weights, epochs, senders))
+        message = yield Receive()
+        if not message.wants:
+            senders -= 1
+        elif message.source % 2:
+            weights = (yield Update(message.values)) if message.rows else weights
+            yield Send(message.source, Message(number, weights), answers=message)
+            for epoch in range(epochs, message.version):
+                yield Snapshot(epoch, weights)
+            epochs = message.version
         else:
-            yield Send(heard.source, Message(number, own), answers=heard)
-            own = yield Adopt(half * (own + heard.values))
+            yield Send(message.source, Message(number, weights), answers=message)
+            weights = yield Adopt(half * (weights + message.values))
 
 
 def _count(roles: Roles, number: int, mark: Any) -> Program:
-    """Grants as many steps as the epochs have, whoever takes them."""
+    """Run the counter: grant workers the steps of all epochs, in the order of their requests."""
     epoch = roles.workers * roles.steps
     total = epoch * roles.epochs
-    granted, asked, left, wants = mark or (roles.workers, 0, roles.workers, False)
-    while left:
-        yield Mark((granted, asked, left, wants))
-        ask = yield Receive()
-        wants, asked = wants or ask.ends, asked + 1
-        over = wants or granted >= total
-        granted, left = granted + (not over), left - over
-        # Whoever asks is in the middle of the step; its last answer is for all epochs there were.
-        done = (asked - roles.workers) // epoch if not over or wants else roles.epochs
-        yield Send(ask.source, Message(number, version=max(done, 0), ends=over), answers=ask)
+    granted, requests, workers, wants = mark or (roles.workers, 0, roles.workers, False)
+    while workers:
+        yield RestartPoint((granted, requests, workers, wants))
+        request = yield Receive()
+        wants, requests = wants or request.ends, requests + 1
+        ends = wants or granted >= total
+        granted, workers = granted + (not ends), workers - ends
+        # A worker that requests another step has not completed its current step. The last answer
+        # reports that all epochs are complete.
+        epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
+        yield Send(
+            request.source, Message(number, version=max(epochs, 0), ends=ends), answers=request
+        )
 
 
 def _counter(roles: Roles) -> int:
-    return roles.workers + len(ears(roles.workers))
+    return roles.workers + len(passive_servers(roles.workers))

@@ -1,4 +1,4 @@
-"""Parameter averaging: replicas take steps of their own, and now and then become their mean."""
+"""Parameter averaging: replicas train separately, and average their weights periodically."""
 
 from __future__ import annotations
 
@@ -14,77 +14,79 @@ from labkit.common.errors import InvalidInput
 from labkit.common.state import record
 from labkit.compression import Nested
 from labkit.forecast import Query, StepForecast, of_program
-from labkit.network import slower_than_fastest
+from labkit.network import relative_compute_times
 from labkit.programs import (
     Adopt,
-    AllReduce,
+    AllReduceAction,
     Begin,
     Compute,
     Forget,
     Gradient,
     Join,
-    Mark,
-    Parts,
     Program,
+    RestartPoint,
     Roles,
+    ServerPieces,
     Snapshot,
     States,
     Update,
     placed,
 )
 from labkit.programs.actions import Action, Vector
-from labkit.strategies.replicas import Meeting
+from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_LINEAR = {"momentum", "nesterov", "weight_decay"}  # options of "sgd"; clipping is not
+_LINEAR = {"momentum", "nesterov", "weight_decay"}  # "sgd" stays linear with these options
 
 
-class ParameterAveraging(Meeting):
-    r"""Replicas take H steps of their own, then become their mean: local SGD, DiLoCo, streaming.
+class ParameterAveraging(SynchronousReplicas):
+    r"""Replicas average their weights every H local steps: local SGD, DiLoCo, Streaming DiLoCo.
 
-    After H local steps the pseudo-gradient of worker i is what its steps have changed,
-    \(\Delta_i = \theta - w_i\), and all take the mean's step from the weights θ that they met at:
+    After H local steps the pseudo-gradient of worker i is the change of its weights,
+    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to the weights θ of the
+    last averaging:
 
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
 
-    Without an outer optimizer that is the mean of the weights. Pseudo-gradients are weighted by
-    the rows behind them.
+    Without an outer optimizer the result is the mean of the weights. The mean weights each
+    pseudo-gradient by the number of rows in its steps.
 
     Args:
-        period: H, in steps; "epoch": once an epoch.
-        adaptive: let the period fall with the loss, \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\), where
-            F_j is the mean loss of all steps since the meeting before; it never grows beyond H,
-            and with steps by speed leaves each worker one.
-        outer: None, "sgd", or "nesterov", \(v \leftarrow \mu v + \Delta\),
-            \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
-        outer_learning_rate: η of the outer optimizer.
-        outer_momentum: μ of "nesterov".
-        warmup: synchronous steps before the first local one (post-local SGD).
-        state: what becomes of the optimizer's slots at a meeting: each worker's go on ("keep");
-            they are averaged by rows, as the weights are, and moving statistics are, too
-            ("average"); or each optimizer begins anew, slots and count of steps ("reset").
+        period: The number H of local steps between two averagings; "epoch": once per epoch.
+        adaptive: Whether the period decreases with the loss,
+            \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\), where F_j is the mean loss of all steps since
+            the previous averaging. The period never exceeds H. With `local_steps="by_speed"` each
+            worker takes at least one step per period.
+        outer_optimizer: The outer optimizer: None, "sgd", or "nesterov", \(v \leftarrow \mu v +
+            \Delta\), \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
+        outer_learning_rate: The learning rate η of the outer optimizer.
+        outer_momentum: The momentum μ of "nesterov".
+        warmup_steps: The number of synchronous steps before the first local step (post-local SGD).
+        optimizer_state: The optimizer's slot variables after an averaging. "keep": each worker
+            keeps its slots. "average": the mean of slots and of moving statistics is weighted by
+            rows, like that of the weights. "reset": slots and the step count are reset.
         local_steps: "equal", or "by_speed": a worker that is c times slower than the fastest takes
-            ⌊H/c⌋ steps while that one takes H, so that nobody waits long. How slow each is, the
-            experiment says (`slow`), as the mean where its law is random. As pseudo-gradients are
-            weighted by the rows behind them, who takes fewer steps counts for less, and a slower
-            worker gets less far through its samples.
-        fragments: stretches of the weights, which meet in turn, evenly through the period.
-        delay: steps that a worker goes on computing while a meeting is under way. What it has
-            learned meanwhile is added to what they have agreed on.
-        compressor: how pseudo-gradients are said in fewer bytes; one of
-            `labkit.compression.COMPRESSORS`, its name, or None.
+            ⌊H/c⌋ steps while the fastest takes H, so that no worker waits long. The experiment
+            defines the slowdowns (`stragglers`); a random slowdown counts by its mean. A slower
+            worker has a lower weight in the mean, because it processes fewer rows.
+        fragments: The number of ranges of the flat weights. The ranges are averaged in turn, at
+            evenly spaced steps of the period.
+        overlap_steps: The number of local steps that a worker takes while an averaging is in
+            progress. The worker adds the weight changes of these steps to the averaged weights.
+        compressor: The compressor of pseudo-gradients: one of `labkit.compression.COMPRESSORS`, its
+            name, or None.
 
-    After the last step all fragments meet once more.
+    After the last step all fragments are averaged once more.
 
-    Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and
-    S. Stich, 2019, arXiv 1805.09767; `warmup` after T. Lin et al., 2020, arXiv 1808.07217;
+    Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and S.
+    Stich, 2019, arXiv 1805.09767; `warmup_steps` after T. Lin et al., 2020, arXiv 1808.07217;
     `adaptive` after J. Wang and G. Joshi, 2019, arXiv 1810.08313; steps by speed after B. Liu et
-    al., 2024, arXiv 2401.09135 (dynamic local updates), who do not wait for each other at all; the
-    outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and delay after A.
-    Douillard et al., 2025, arXiv 2501.18512. Differs from the last: fragments are equal stretches
-    of the flat weights, not layers, and local progress is kept whole, not mixed.
+    al., 2024, arXiv 2401.09135 (dynamic local updates), where workers do not wait for each other at
+    all; the outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and
+    overlap after A. Douillard et al., 2025, arXiv 2501.18512. Differs from the last: fragments are
+    equal ranges of the flat weights, not layers, and local progress is added in full, not mixed.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic", "synchronous")
@@ -93,123 +95,131 @@ class ParameterAveraging(Meeting):
 
     period: PositiveInt | Literal["epoch"] = Field(8, kw_only=False)
     adaptive: bool = False
-    outer: Literal["sgd", "nesterov"] | None = None
+    outer_optimizer: Literal["sgd", "nesterov"] | None = None
     outer_learning_rate: PositiveFloat = 0.7
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
-    warmup: NonNegativeInt = 0
-    state: Literal["keep", "average", "reset"] = "keep"
+    warmup_steps: NonNegativeInt = 0
+    optimizer_state: Literal["keep", "average", "reset"] = "keep"
     local_steps: Literal["equal", "by_speed"] = "equal"
     fragments: PositiveInt = 1
-    delay: NonNegativeInt = 0
+    overlap_steps: NonNegativeInt = 0
     compressor: Nested | None = None
 
     @classmethod
-    def combines(cls, cell: Cell) -> bool:
-        """Who computes on while a meeting is under way does not step together."""
+    def supports(cls, cell: Cell) -> bool:
+        """Return whether the cell is periodic, or synchronous and sequential."""
         return cell.synchronization == "periodic" or cell.scheduling == "sequential"
 
     def cell(self, workers: int) -> Cell:
-        """Whether they meet after each step, and go on meanwhile."""
+        """Return the cell, which depends on the averaging period and on `overlap_steps`."""
         cell = super().cell(workers)
-        if self._together:
+        if self._averages_each_step:
             return cell._replace(synchronization="synchronous")
-        return cell._replace(scheduling="overlap") if self.delay else cell
+        return cell._replace(scheduling="overlap") if self.overlap_steps else cell
 
     @property
-    def _together(self) -> bool:
-        """Whether all weights meet after each step."""
-        alike = self.fragments == 1 and self.local_steps == "equal"
-        return self.period == 1 and not self.delay and alike
+    def _averages_each_step(self) -> bool:
+        """Whether all weights are averaged after each step."""
+        is_uniform = self.fragments == 1 and self.local_steps == "equal"
+        return self.period == 1 and not self.overlap_steps and is_uniform
 
-    def exact_of(self, experiment: ExperimentSpec) -> bool:
-        """Where replicas meet after each step, and all that it leaves is linear in its gradient."""
+    def is_exact_in(self, experiment: ExperimentSpec) -> bool:
+        """Return whether all weights are averaged after each step, with a linear update."""
         options = experiment.optimizer_options
         linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
-        shared = self.state == "average" or not options.get("momentum")
-        whole = self.outer is None and self.compressor is None
-        return self._together and linear and shared and whole
+        shared = self.optimizer_state == "average" or not options.get("momentum")
+        whole = self.outer_optimizer is None and self.compressor is None
+        return self._averages_each_step and linear and shared and whole
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what does not fit together, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
         super().check(experiment)
         if self.local_steps == "by_speed":
             self._check_speeds(experiment)
-        streams = self.fragments > 1 or self.delay > 0
-        if streams and self.state != "keep":
+        streams = self.fragments > 1 or self.overlap_steps > 0
+        if streams and self.optimizer_state != "keep":
             raise InvalidInput(
-                f"state={self.state!r} is of a whole model, but fragments={self.fragments} and "
-                f"delay={self.delay} meet in turn, or late; use state='keep'"
+                f"optimizer_state={self.optimizer_state!r} applies to whole models, but "
+                f"fragments={self.fragments} "
+                f"and overlap_steps={self.overlap_steps} average parts of a model in turn, or "
+                "late; use "
+                "optimizer_state='keep'"
             )
         if streams and (self.adaptive or self.period == "epoch"):
             raise InvalidInput(
-                f"fragments={self.fragments}, delay={self.delay} want a period that is known; give "
-                "a number of steps, and adaptive=False"
+                f"fragments={self.fragments}, overlap_steps={self.overlap_steps} need a fixed "
+                "period; give a "
+                "number of steps, and adaptive=False"
             )
-        if isinstance(self.period, int) and self.period // self.fragments <= self.delay:
+        if isinstance(self.period, int) and self.period // self.fragments <= self.overlap_steps:
             raise InvalidInput(
-                f"period={self.period} with fragments={self.fragments} is a meeting every "
-                f"{self.period // self.fragments} steps, but delay={self.delay} lets it last as "
-                "long; use a longer period, fewer fragments, or a shorter delay"
+                f"period={self.period} with fragments={self.fragments} is an averaging every "
+                f"{self.period // self.fragments} steps, but with "
+                f"overlap_steps={self.overlap_steps} an "
+                "averaging takes at least as long; use a longer period, fewer fragments, or a "
+                "smaller overlap_steps"
             )
         if self.compressor is not None:
-            self.compressor.check("sgd", {})  # what is said is added to weights as it is
+            self.compressor.check("sgd", {})  # weights change by these values, as in SGD
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
-                f"compressor={type(self.compressor).__name__} works layer by layer, but fragments "
-                "are stretches of all weights; use fragments=1, or another compressor"
+                f"compressor={type(self.compressor).__name__} compresses single layers, but "
+                "fragments are ranges of all weights; use fragments=1, or another compressor"
             )
 
     def _check_speeds(self, experiment: ExperimentSpec) -> None:
-        """Refuse steps by speed where all are equally fast, or where somebody would have none."""
-        slower = slower_than_fastest(experiment.slowed, experiment.workers)
+        """Raise InvalidInput if all speeds are equal, or if a worker would take no step."""
+        slower = relative_compute_times(experiment.slowdowns, experiment.workers)
         if max(slower) == 1.0:
             raise InvalidInput(
-                "local_steps='by_speed' gives slower workers fewer steps, but nobody is slower "
-                "here; say who is, slow={worker: factor}, or use local_steps='equal'"
+                "local_steps='by_speed' gives slower workers fewer steps, but all workers are "
+                "equally fast; give stragglers={worker: factor}, or use local_steps='equal'"
             )
         period = experiment.epoch_steps if self.period == "epoch" else self.period
         if period is not None and period < max(slower):
             raise InvalidInput(
-                f"period={self.period!r} with local_steps='by_speed' is of {period} steps, which "
-                f"leaves none to a worker that is {max(slower):g} times slower; use a period of "
-                f"{math.ceil(max(slower))} or more"
+                f"period={self.period!r} with local_steps='by_speed' has {period} steps, which "
+                f"leave no step for a worker that is {max(slower):g} times slower; use a "
+                f"period of {math.ceil(max(slower))} or more"
             )
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """A period, which is never longer."""
+        """Return the longest period, in steps."""
         if self.period == "epoch":
             return experiment.epoch_steps or 1
         return self.period
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """By playing its programs, behind what warms up."""
-        steady = self.model_copy(update={"warmup": 0})
-        return of_program(asked, steady, self.cycle(asked.experiment), steady.crowd(asked.workers))
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step by simulation of the programs after the warm-up."""
+        steady = self.model_copy(update={"warmup_steps": 0})
+        return of_program(query, steady, self.cycle(query.experiment), steady.crowd(query.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """A replica: steps of its own, and meetings when they are due."""
+        """Return the program of a replica: local steps, and averagings when they are due."""
         slower = roles.slower[number] if self.local_steps == "by_speed" else 1.0
         replica, last = mark or (_Replica(self, roles, slower), False)
         total = roles.steps * roles.epochs
         while replica.step < total and not last:
-            yield Mark((replica, last))
-            if replica.step < self.warmup:
-                found = yield Compute(replica.weights)
-                found = yield AllReduce(replace(found, step=replica.step), self.scheduled)
-                replica.takes((yield Update(found.values)), found)
-                replica.begins_here()
-                last = found.last
+            yield RestartPoint((replica, last))
+            if replica.step < self.warmup_steps:
+                gradient = yield Compute(replica.weights)
+                gradient = yield AllReduceAction(
+                    replace(gradient, step=replica.step), self.scheduled
+                )
+                replica.record_step((yield Update(gradient.values)), gradient)
+                replica.start_period()
+                last = gradient.last
             else:
                 if replica.is_ready:
-                    found = yield Compute(replica.weights)
-                    own = (yield Update(found.values)) if found.rows else replica.weights
-                    replica.takes(own, found)
-                    del found  # the next gradient may lie where this one did
+                    gradient = yield Compute(replica.weights)
+                    weights = (yield Update(gradient.values)) if gradient.rows else replica.weights
+                    replica.record_step(weights, gradient)
+                    del gradient  # frees memory for the next gradient
                 else:
-                    replica.waits()
-                last = yield from replica.meets(replica.step == total)
-                if last:  # someone wants to stop: whoever has not met now does so
-                    yield from replica.meets(True)
+                    replica.advance()
+                last = yield from replica.average_due(replica.step == total)
+                if last:  # a worker ends training: average the remaining fragments
+                    yield from replica.average_due(True)
             if replica.step % roles.steps == 0:
                 yield Snapshot(replica.step // roles.steps - 1, replica.weights)
 
@@ -217,7 +227,7 @@ class ParameterAveraging(Meeting):
 @record()
 @dataclass
 class _UnderWay:
-    """An allreduce under way: of which fragment, from which weights and rows, due at which step."""
+    """An allreduce in progress: its fragment, the weights and row count sent, and its due step."""
 
     fragment: int
     sent: Vector
@@ -231,18 +241,20 @@ class _UnderWay:
     *("_last", "_under_way"),
 )
 class _Replica:
-    """The weights of a worker, and what it met at last, fragment by fragment."""
+    """A worker's weights, and the state of each fragment since its last averaging."""
 
     def __init__(self, strategy: ParameterAveraging, roles: Roles, slower: float = 1.0) -> None:
         self.weights, self.step = roles.weights, 0
         self._slower = slower
         self._strategy, self._roles = strategy, roles
-        self._parts: list[Parts] = placed([(roles.weights.size,)], strategy.fragments, "sharded")
+        self._parts: list[ServerPieces] = placed(
+            [(roles.weights.size,)], strategy.fragments, "sharded"
+        )
         self._shared = [part.take(roles.weights) for part in self._parts]
-        self._velocity = [np.zeros_like(each) for each in self._shared]
-        self._rows = [0] * len(self._parts)  # since each fragment has met
-        self._met = [0] * len(self._parts)  # at which step
-        self._since, self._losses = 0, list[float]()  # since the begin of a period
+        self._velocity = [np.zeros_like(shared) for shared in self._shared]
+        self._rows = [0] * len(self._parts)  # rows since the last averaging of each fragment
+        self._met = [0] * len(self._parts)  # step of the last averaging of each fragment
+        self._since, self._losses = 0, list[float]()  # steps and losses in this period
         self._first: float | None = None  # the loss of the first period
         self._longest = roles.steps if strategy.period == "epoch" else strategy.period
         self._least = math.ceil(max(roles.slower)) if strategy.local_steps == "by_speed" else 1
@@ -252,97 +264,100 @@ class _Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes the next step of the fastest one, too."""
+        """Whether this worker takes a step while the fastest worker takes its next one."""
         place = self._since % self._period
         return (place + 1) // self._slower > place // self._slower
 
-    def takes(self, weights: Vector, found: Gradient) -> None:
-        """A step of its own."""
+    def record_step(self, weights: Vector, gradient: Gradient) -> None:
+        """Record a local step."""
         self.weights = weights
-        self._rows = [rows + found.rows for rows in self._rows]
-        self._losses.append(found.loss)
-        self._last = self._last or found.last
-        self.waits()
+        self._rows = [rows + gradient.rows for rows in self._rows]
+        self._losses.append(gradient.loss)
+        self._last = self._last or gradient.last
+        self.advance()
 
-    def waits(self) -> None:
-        """Others have taken a step; this one, too, or it is in the middle of a longer one."""
+    def advance(self) -> None:
+        """Count a step of the fastest worker."""
         self.step, self._since = self.step + 1, self._since + 1
 
-    def begins_here(self) -> None:
-        """All have the same weights: local steps count from these."""
+    def start_period(self) -> None:
+        """Start a period at the current weights, which are the same on all workers."""
         self._shared = [part.take(self.weights) for part in self._parts]
         self._rows, self._since, self._losses = [0] * len(self._parts), 0, []
         self._met = [self.step] * len(self._parts)
 
-    def meets(self, ends: bool) -> Generator[Action, Any, bool]:
-        """Begin and end the meetings that are due; whether someone wants training to end.
+    def average_due(self, ends: bool) -> Generator[Action, Any, bool]:
+        """Start and complete the averagings that are due; return whether a worker ends training.
 
         Args:
-            ends: all that have not met at this step do so now.
+            ends: Whether all fragments that were not averaged at this step are averaged now.
         """
-        over = False
+        stops = False
         if self._under_way is not None and (ends or self._under_way.due <= self.step):
-            over = yield from self._joins()
+            stops = yield from self._complete_averaging()
         for fragment in range(len(self._parts)):
             if self._met[fragment] == self.step or not (ends or self._is_due(fragment)):
                 continue
-            yield from self._begins(fragment)
-            if ends or not self._strategy.delay:
-                over = (yield from self._joins()) or over
-        return over
+            yield from self._start_averaging(fragment)
+            if ends or not self._strategy.overlap_steps:
+                stops = (yield from self._complete_averaging()) or stops
+        return stops
 
     def _is_due(self, fragment: int) -> bool:
-        """Fragments divide the period evenly."""
+        """Return whether a fragment's averaging is due; the due steps are evenly spaced."""
         return (
             self._since % self._period
             == (fragment + 1) * self._period // len(self._parts) % self._period
         )
 
-    def _begins(self, fragment: int) -> Generator[Action, Any, None]:
+    def _start_averaging(self, fragment: int) -> Generator[Action, Any, None]:
         sent = self._parts[fragment].take(self.weights).copy()
         loss = sum(self._losses) / max(len(self._losses), 1)
         rows, self._rows[fragment] = self._rows[fragment], 0
         self._met[fragment] = self.step
-        brought = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
+        delta = Gradient(self._shared[fragment] - sent, rows, loss, self.step, self._last)
         strategy = self._strategy
-        yield Begin(AllReduce(brought, strategy.scheduled, strategy.compressor, fragment))
-        self._under_way = _UnderWay(fragment, sent, rows, self.step + strategy.delay)
+        yield Begin(AllReduceAction(delta, strategy.scheduled, strategy.compressor, fragment))
+        self._under_way = _UnderWay(fragment, sent, rows, self.step + strategy.overlap_steps)
 
-    def _joins(self) -> Generator[Action, Any, bool]:
-        """Take what was agreed on."""
-        meeting, self._under_way = self._under_way, None
-        assert meeting is not None  # for the type checker
+    def _complete_averaging(self) -> Generator[Action, Any, bool]:
+        """Complete the averaging in progress and adopt the averaged weights."""
+        averaging, self._under_way = self._under_way, None
+        assert averaging is not None  # for the type checker
         mean: Gradient = yield Join()
-        fragment, part = meeting.fragment, self._parts[meeting.fragment]
-        self._shared[fragment] = self._outer(fragment, mean.values)
-        agreed = self._shared[fragment]
-        if self.step > meeting.due - self._strategy.delay:  # it has learned meanwhile
-            agreed = agreed + (part.take(self.weights) - meeting.sent)
+        fragment, part = averaging.fragment, self._parts[averaging.fragment]
+        self._shared[fragment] = self._outer_step(fragment, mean.values)
+        averaged = self._shared[fragment]
+        # The worker adds the local steps that it has taken during the averaging.
+        if self.step > averaging.due - self._strategy.overlap_steps:
+            averaged = averaged + (part.take(self.weights) - averaging.sent)
         weights = self.weights.copy()
-        part.put(agreed, weights)
+        part.put(averaged, weights)
         states = None
-        if self._strategy.state == "average":
-            own = yield States()
-            told = replace(mean, values=own, rows=meeting.rows)
-            states = (yield AllReduce(told, self._strategy.scheduled, fragment=-1)).values
+        if self._strategy.optimizer_state == "average":
+            slots = yield States()
+            states_message = replace(mean, values=slots, rows=averaging.rows)
+            states = (
+                yield AllReduceAction(states_message, self._strategy.scheduled, fragment=-1)
+            ).values
         self.weights = yield Adopt(weights, states)
-        if self._strategy.state == "reset":
+        if self._strategy.optimizer_state == "reset":
             yield Forget()
         if fragment == len(self._parts) - 1:
             self._next_period(mean.loss)
         return mean.last
 
-    def _outer(self, fragment: int, delta: Vector) -> Vector:
-        """The weights after the outer step."""
+    def _outer_step(self, fragment: int, delta: Vector) -> Vector:
+        """Return the weights after the step of the outer optimizer."""
         strategy, shared = self._strategy, self._shared[fragment]
-        if strategy.outer is None:
+        if strategy.outer_optimizer is None:
             return shared - delta
-        if strategy.outer == "nesterov":
+        if strategy.outer_optimizer == "nesterov":
             momentum = delta.dtype.type(strategy.outer_momentum)
             self._velocity[fragment] = momentum * self._velocity[fragment] + delta
             delta = delta + momentum * self._velocity[fragment]
-        found: Vector = shared - delta.dtype.type(strategy.outer_learning_rate) * delta
-        return found
+        updated: Vector = shared - delta.dtype.type(strategy.outer_learning_rate) * delta
+        return updated
 
     def _next_period(self, loss: float) -> None:
         strategy = self._strategy
@@ -352,5 +367,5 @@ class _Replica:
         if self._first is None and 0 < loss < math.inf:
             self._first = loss
         if self._first and math.isfinite(loss):
-            found = math.ceil(self._longest * math.sqrt(max(loss, 0.0) / self._first))
-            self._period = min(max(found, self._least), self._longest)
+            period = math.ceil(self._longest * math.sqrt(max(loss, 0.0) / self._first))
+            self._period = min(max(period, self._least), self._longest)

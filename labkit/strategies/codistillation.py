@@ -1,4 +1,4 @@
-"""Codistillation: each worker trains a model of its own, and learns from what others predict."""
+"""Codistillation: each worker trains a model, and learns from other workers' predictions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from labkit.common.errors import InvalidInput
 from labkit.forecast.worker_sampling import PLAYED, Crowd
 from labkit.programs import (
     Compute,
-    Mark,
     Message,
     Predict,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
@@ -29,124 +29,134 @@ from labkit.strategies.strategy import ExperimentSpec
 
 
 class Codistillation(Replicas):
-    r"""Workers never share weights: what others have predicted a while ago enters the loss of each.
+    r"""Each worker trains a model, with other workers' earlier predictions in its loss.
 
-    With \(p_j\) the probabilities that worker j gives the rows of worker i's batch, i descends
+    With the probabilities \(p_j\) that worker j predicts for the rows of worker i's batch, worker i
+    minimizes
 
     \[\mathrm{loss}(y, p_i) + \psi\, \mathrm{loss}\Bigl(\tfrac1{n-1}
     \sum_{j \ne i} \bar p_j,\; p_i\Bigr),\]
 
-    where \(\bar p_j\) is of weights that are H to 2H steps old: what is said at the begin of a
-    period is used in the next, and has all of one to arrive.
+    where \(\bar p_j\) is predicted by weights that are H to 2H steps old. A message that is sent at
+    the start of a period is used in the next period, and so has a whole period to arrive.
 
     Args:
-        period: H, in steps.
-        weight: ψ, the weight of the term; 0: separate trainings.
-        exchange: "predictions": each worker predicts the batches that the others will have in the
-            next period, which labkit's order of rows tells in advance, and sends what it predicts;
-            "weights": each sends its weights, and who has got them predicts its own batches. Both
-            say the same, in other bytes: those of the batches' classes, or those of the model.
+        period: The number H of steps in a period.
+        distillation_weight: The weight ψ of the distillation term; 0: separate trainings.
+        exchange: "predictions": each worker predicts the other workers' batches of the next period,
+            whose rows are known in advance, and sends the predictions. "weights": each worker sends
+            its weights, and the receivers predict their own batches. Both give the same result with
+            different message sizes: the class probabilities of the batches, or the weights.
 
-    The first 2H steps have no term. What is evaluated, and what training leaves, is worker 0's
-    model. What layers keep beside weights (moving statistics) is that of whoever predicts. What is
-    said is never compressed.
+    The first 2H steps have no distillation term. Worker 0's model is evaluated, and is the result
+    of training. For its predictions, a worker uses the moving statistics of its own layers.
+    Messages are never compressed.
 
     Source: R. Anil et al., Large scale distributed neural network training through online
-    distillation, 2018, arXiv 1804.03235. Differs from it: there weights alone are exchanged, as
-    checkpoints that each reads when it likes, and copies begin with different weights; here all
-    begin with the same, and differ by the rows that they see.
+    distillation, 2018, arXiv 1804.03235. Differs from it: the paper exchanges only weights, as
+    checkpoints that each worker reads at any time, and its model copies start with different
+    weights; here all workers start with the same weights, and read different rows.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap",)
     paper: ClassVar[str] = "Anil 2018, arXiv 1804.03235"
 
     period: PositiveInt = Field(8, kw_only=False)
-    weight: NonNegativeFloat = 1.0
+    distillation_weight: NonNegativeFloat = 1.0
     exchange: Literal["predictions", "weights"] = "predictions"
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what does not fit together, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
         super().check(experiment)
         if experiment.rows is None:
             raise InvalidInput(
-                "a data set of your own gives each batch once, but others predict it before its "
-                "worker has it; give arrays (x, y) or a named data set"
+                "a callable data set yields each batch once, but other workers predict a "
+                "batch before its worker reads it; give arrays (x, y) or a named data set"
             )
 
     def copies(self, workers: int) -> Sequence[int]:
-        """All have weights of their own, of which the first one's count."""
+        """Return worker 0, whose weights are the result."""
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """What is said in one period is used in the next."""
+        """Return two periods, in steps: messages of one period are used in the next."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:
-        """All speak to all."""
-        few = PLAYED // 2
-        return Crowd(self, few, everyone=(workers - 1) / (few - 1)) if workers > few else None
+        """Return a worker sample for a forecast, scaled to the messages between all workers."""
+        sample = PLAYED // 2
+        return (
+            Crowd(self, sample, everyone=(workers - 1) / (sample - 1)) if workers > sample else None
+        )
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """A worker: periods in which it learns from what was said at the begin of the last one."""
+        """Return the program of a worker; each period uses the messages of the previous period."""
         peers = [worker for worker in range(roles.workers) if worker != number]
         total = roles.steps * roles.epochs
-        first, own, wants, asked = mark or (0, roles.weights, False, False)
+        first, weights, wants, stop_requested = mark or (0, roles.weights, False, False)
         for start in range(first, total, self.period):
-            yield Mark((start, own, wants, asked))
-            told = []
-            now, then = (self._period(start + more, total) for more in (0, self.period))
+            yield RestartPoint((start, weights, wants, stop_requested))
+            messages = []
+            steps, next_steps = (self._period(start + offset, total) for offset in (0, self.period))
             if start >= 2 * self.period:
-                told = yield from self._hears(peers, len(now))
-            # Whoever wants to stop says so to all at one step, and all stop a period later.
-            over = asked or any(message.ends for each in told for message in each)
-            if start >= self.period and not over:
-                asked = wants
-                yield from self._says(peers, Message(number, own, step=start, ends=asked), then)
-            for step in now:
-                soft = yield from self._mean(told, step - start, number, step)
-                found = yield Compute(own, soft, self.weight)
-                own = (yield Update(found.values)) if found.rows else own
-                wants = wants or found.last
-                del found  # the next gradient may lie where this one did
+                messages = yield from self._receive(peers, len(steps))
+            # A worker that requests the end of training tells all other workers at the start of a
+            # period. All workers stop one period later.
+            ends = stop_requested or any(
+                message.ends for peer_messages in messages for message in peer_messages
+            )
+            if start >= self.period and not ends:
+                stop_requested = wants
+                yield from self._send(
+                    peers, Message(number, weights, step=start, ends=stop_requested), next_steps
+                )
+            for step in steps:
+                targets = yield from self._mean_prediction(messages, step - start, number, step)
+                gradient = yield Compute(weights, targets, self.distillation_weight)
+                weights = (yield Update(gradient.values)) if gradient.rows else weights
+                wants = wants or gradient.last
+                del gradient  # frees memory for the next gradient
                 if (step + 1) % roles.steps == 0:
-                    yield Snapshot(step // roles.steps, own)
-            if over:
+                    yield Snapshot(step // roles.steps, weights)
+            if ends:
                 return
 
     def _period(self, start: int, total: int) -> range:
         return range(start, min(start + self.period, total))
 
-    def _says(
-        self, peers: Sequence[int], message: Message, then: Sequence[int]
+    def _send(
+        self, peers: Sequence[int], message: Message, next_steps: Sequence[int]
     ) -> Generator[Action, Any, None]:
-        """For the steps of the next period: the weights, or what they predict for each."""
-        assert message.values is not None  # for the type checker: they are the weights
+        """Send the weights, or the weights' predictions for each step of the next period."""
+        assert message.values is not None  # for the type checker
         for peer in peers:
-            for step in then[:1] if self.exchange == "weights" else then:
-                said = message
+            for step in next_steps[:1] if self.exchange == "weights" else next_steps:
+                sent_message = message
                 if self.exchange == "predictions":
-                    said = replace(message, values=(yield Predict(peer, step, message.values)))
-                yield Send(peer, said)
+                    sent_message = replace(
+                        message, values=(yield Predict(peer, step, message.values))
+                    )
+                yield Send(peer, sent_message)
 
-    def _hears(
+    def _receive(
         self, peers: Sequence[int], steps: int
     ) -> Generator[Action, Any, list[list[Message]]]:
-        """What each of the others has said for the steps of a period."""
+        """Receive the messages of all other workers for the steps of a period."""
         count = 1 if self.exchange == "weights" else steps
-        told: list[list[Message]] = [[] for _ in peers]
-        for peer, each in zip(peers, told, strict=True):
+        messages: list[list[Message]] = [[] for _ in peers]
+        for peer, peer_messages in zip(peers, messages, strict=True):
             for _ in range(count):
-                each.append((yield Receive(peer)))
-        return told
+                peer_messages.append((yield Receive(peer)))
+        return messages
 
-    def _mean(
-        self, told: Sequence[Sequence[Message]], place: int, number: int, step: int
+    def _mean_prediction(
+        self, messages: Sequence[Sequence[Message]], index: int, number: int, step: int
     ) -> Generator[Action, Any, Vector | None]:
-        """What the others predict for this worker's next batch."""
-        found: list[Vector] = []
-        for each in told:
-            heard = each[0 if self.exchange == "weights" else place].values
-            assert heard is not None  # for the type checker: whoever says has something to say
-            copied = self.exchange == "weights"
-            found.append((yield Predict(number, step, heard)) if copied else heard)
-        return np.mean(found, 0) if found else None
+        """Return the mean prediction of the other workers for this worker's next batch."""
+        predictions: list[Vector] = []
+        for peer_messages in messages:
+            values = peer_messages[0 if self.exchange == "weights" else index].values
+            assert values is not None  # for the type checker
+            sends_weights = self.exchange == "weights"
+            predictions.append((yield Predict(number, step, values)) if sends_weights else values)
+        return np.mean(predictions, 0) if predictions else None

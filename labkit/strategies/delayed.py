@@ -1,4 +1,4 @@
-"""Modules that go backward at the same time, each with an error gradient of some steps before."""
+"""Delayed gradients: the modules of a model run their backward passes at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt
 
 from labkit.forecast import Query, StepForecast, of_stages
-from labkit.schedules.pipeline import Table
+from labkit.schedules.pipeline import ScheduleTable
 from labkit.schedules.pipeline.delayed import delayed
 from labkit.strategies.pipeline_rank import recorder
 from labkit.strategies.staged import Staged
@@ -15,63 +15,66 @@ from labkit.strategies.strategy import Batch, ExperimentSpec, Session
 
 
 class DelayedGradients(Staged):
-    r"""Backward unlocked: no module waits for the backward of the one behind it.
+    r"""Backward unlocking: no module waits for the backward pass of the next module.
 
-    In iteration t module k of K has the error gradient that module k + 1 has computed in iteration
-    t - 1, for the batch of iteration \(j = t - K + k\), and changes its weights by
+    In iteration t module k of K receives the error gradient that module k + 1 has computed in
+    iteration t - 1, for the batch of iteration \(j = t - K + k\). Module k updates its weights by
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
-    the gradient at the weights of that iteration, which are kept with its activations. The last
-    module is never late, the first one by K - 1 iterations; until then it stays as it is.
+    with the gradient at the weights of iteration j, which are stored with its activations. The last
+    module has no delay, and the first module has a delay of K - 1 iterations. Until its first error
+    gradient arrives, a module keeps its initial weights.
 
     Args:
-        modules: K of a replica, each on one rank or on its slices; None: as many as workers allow.
-            Workers are a multiple of modules × slices.
-        slices: ranks that share each module, as for `Pipeline`.
-        partition: "parameters": the largest module has as few as can be; "time": the slowest module
-            is as fast as can be, by the seconds of each block, uncut, on rank 0; or how many blocks
-            each module has.
+        modules: The number K of modules of a replica, each on one rank or sliced over several;
+            None: as many as the workers allow. The number of workers is a multiple of modules ×
+            tensor_parallel_size.
+        tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
+        partition: How the model is cut into modules. "parameters": minimizes the parameter count of
+            the largest module. "time": minimizes the time of the slowest module, from the seconds
+            of each undivided block measured on rank 0. A tuple: the number of blocks of each
+            module.
 
-    What a rank holds and callbacks see is as for `Pipeline`.
+    The memory use of ranks, and the weights that callbacks see, are as in `Pipeline`.
 
-    With a backward twice as long as the forward it is at most 3/(1 + 2/K) times as fast.
+    If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
-    arXiv 1804.10574. Differs from it: while the first error gradients are under way optimizers do
-    not step (its gradient there is zero, which is the same for SGD); gradients that are under way
-    after the last iteration are not applied.
+    arXiv 1804.10574. Differs from it: before the first error gradient arrives, the optimizer of a
+    module takes no step (in the paper the gradient is zero, which is the same for SGD); gradients
+    that are in transit after the last iteration are not applied.
     """
 
-    called: ClassVar[str] = "modules"
+    stages_field: ClassVar[str] = "modules"
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous",)
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
-    resumable: ClassVar[bool] = False  # from each step to the next there are gradients under way
+    resumable: ClassVar[bool] = False  # gradients are in transit between steps
 
     modules: PositiveInt | None = Field(None, kw_only=False)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what does not fit together, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
         self.check_stages(experiment)
 
-    def table(self, ranks: int, iterations: int = 1) -> Table:
-        """The schedule of one replica through so many iterations."""
+    def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
+        """Return the schedule of one replica for a number of iterations."""
         return delayed(ranks, iterations)
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """By its table, when all modules are under way."""
-        return of_stages(asked, self, goes_on=True)
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step from the schedule, in a phase in which all modules are active."""
+        return of_stages(query, self, goes_on=True)
 
     def train(self, session: Session) -> None:
-        """Forward in sequence, backward in parallel, an optimizer a module."""
-        from labkit.model_parallel.stages import Delayed, Links, footprint
+        """Train with sequential forward and parallel backward passes, one optimizer per module."""
+        from labkit.model_parallel.stages import Delayed, StageMessages, footprint
 
         optimizer, modules = session.optimizer(), self.ranks(session.communicator.size)
         cut = self.cut(session, optimizer, late=modules)
-        (module,) = cut.own.values()
-        links = Links(cut.lane, cut.inputs, cut.outputs, cut.parts.takes)
+        (module,) = cut.stages.values()
+        links = StageMessages(cut.lane, cut.inputs, cut.outputs, cut.parts.takes)
         delayed = Delayed(module, links, recorder(session.timeline), cut.losses)
         apply = cut.updater(session, optimizer)
 
@@ -81,7 +84,7 @@ class DelayedGradients(Staged):
             loss: float | None = delayed.step(batch, lambda: apply(delayed.rows))
             return loss if cut.first else None
 
-        session.loop(step, cut.whole.collect, cut.predictor())
+        session.loop(step, cut.all_weights.collect, cut.predictor())
         delayed.finish()
         rows = self.rows(session.experiment.batch_size, session.communicator.size)
         expected = footprint.of_module(module.model, modules, cut.lane.rank, rows)

@@ -1,4 +1,4 @@
-"""Downpour: replicas that push and fetch now and then, and take steps of their own in between."""
+"""Downpour SGD: replicas take local steps; they push gradients and fetch weights periodically."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from labkit.programs import (
     Code,
     Compute,
     Drop,
-    Mark,
     Message,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.servers import Servers, fetched
+from labkit.strategies.servers import Servers, fetch_weights
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.work_quota import Quota
 
 
 class Downpour(Servers):
-    r"""Replicas push accrued gradients every few batches, and fetch weights every few others.
+    r"""Replicas push accumulated gradients every few batches, and fetch weights every few batches.
 
-    After each batch a replica takes a step of its own, \(w \leftarrow w - \eta g\), and adds g to
-    what it has accrued. Every `push_every` batches it pushes the sum, which each server applies
-    when it comes; every `fetch_every` batches it gets the servers' weights in place of its own.
-    With both at 1 it is an asynchronous parameter server.
+    After each batch a replica takes a local step, \(w \leftarrow w - \eta g\), and adds g to its
+    accumulated gradient. Every `push_every` batches the replica pushes the sum, which each server
+    applies on arrival. Every `fetch_every` batches the replica replaces its weights by those of the
+    servers. If both intervals are 1, the method is an asynchronous parameter server.
 
     Args:
-        fetch_every: batches.
-        push_every: batches.
-        local_rate: η of a replica's own steps.
-        optimizer: of the servers; Adagrad, which gives each weight its own falling rate, is what
-            made it stable.
+        fetch_every: The number of batches between two fetches.
+        push_every: The number of batches between two pushes.
+        local_rate: The learning rate η of a replica's local steps.
+        optimizer: The servers' optimizer; the paper attributes its stability to Adagrad, which has
+            a decreasing learning rate per weight.
 
-    The other fields are those of all servers; with `stages` or `grid`, and placement="sharded", it
-    is DistBelief's set-up. Training ends with the fetch at which as many batches are computed, or
-    under way, as the epochs have.
+    The other fields are those of the base class `Servers`. With `stages` or `grid`, and
+    placement="sharded", the configuration is that of DistBelief. Training ends at the first fetch
+    when the batches that are done or in progress reach the number of batches in all epochs.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
-    from it: a fetch is answered before the next batch begins, and not meanwhile; a server applies
-    what the members of a replica push as one, once all of it has come.
+    from it: a fetch is answered before the next batch begins, not during the batch; a server
+    applies the pushes of a replica's stages or machines as one, after all of them have arrived.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")
@@ -63,81 +63,86 @@ class Downpour(Servers):
 
     @property
     def replays(self) -> bool:
-        """Where replicas take no steps of their own."""
+        """Whether all gradients are computed at the servers' weights, without local steps."""
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:
-        """With both at 1 each batch is exchanged."""
+        """Return the cell, which is periodic unless each batch is exchanged (both intervals 1)."""
         cell = super().cell(workers)
-        seldom = max(self.fetch_every, self.push_every) > 1
-        return cell._replace(synchronization="asynchronous periodic") if seldom else cell
+        is_periodic = max(self.fetch_every, self.push_every) > 1
+        return cell._replace(synchronization="asynchronous periodic") if is_periodic else cell
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         super().check(experiment)
         if max(self.fetch_every, self.push_every) > 10_000:
             raise InvalidInput(
-                f"fetch_every={self.fetch_every}, push_every={self.push_every}: a replica would "
-                "train alone; allowed: 1 to 10000"
+                f"fetch_every={self.fetch_every}, push_every={self.push_every}: intervals so "
+                "long leave a replica to train alone; allowed: 1 to 10000"
             )
 
     @property
     def cycle(self) -> int:
-        """Pushes and fetches."""
+        """The number of batches after which the pattern of pushes and fetches repeats."""
         return math.lcm(self.push_every, self.fetch_every)
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
-        """A replica: compute, step, push and fetch when it is time."""
-        over = False
+        """Return the program of a replica: compute, take local steps, push, and fetch."""
+        ends = False
         accrued: Vector | None = None
-        weights, versions, talks, done, rows = *self.begins(roles, number), 0, 0
+        weights, versions, channels, done, rows = *self.worker_state(roles, number), 0, 0
         if mark is not None:
-            weights, versions, talks, done, rows, accrued = mark
-        while not over:
-            yield Mark((weights, versions, talks, done, rows, accrued))
-            found = yield Compute(weights)
-            accrued = found.values if accrued is None else accrued + found.values
-            rows, done = rows + found.rows, done + 1
+            weights, versions, channels, done, rows, accrued = mark
+        while not ends:
+            yield RestartPoint((weights, versions, channels, done, rows, accrued))
+            gradient = yield Compute(weights)
+            accrued = gradient.values if accrued is None else accrued + gradient.values
+            rows, done = rows + gradient.rows, done + 1
             pushes, fetches = done % self.push_every == 0, done % self.fetch_every == 0
             if pushes or fetches:
-                brought = accrued if pushes else None
+                push_values = accrued if pushes else None
                 for server in roles.servers:
-                    said: Vector | None = None
-                    if brought is not None:
-                        part = roles.part(server).take(brought)
-                        said = yield Code(partial(talks[server].push, part))
-                    about = versions[server], rows, found.step, found.last
-                    yield Send(server, Message(number, said, *about, wants=fetches))
+                    payload: Vector | None = None
+                    if push_values is not None:
+                        part = roles.part(server).take(push_values)
+                        payload = yield Code(partial(channels[server].push, part))
+                    state = versions[server], rows, gradient.step, gradient.last
+                    yield Send(server, Message(number, payload, *state, wants=fetches))
             if pushes:
                 accrued, rows = None, 0
             if not fetches:
-                weights = weights - weights.dtype.type(self.local_rate) * found.values
+                weights = weights - weights.dtype.type(self.local_rate) * gradient.values
                 continue
-            weights, over = yield from fetched(roles, talks, versions)
+            weights, ends = yield from fetch_weights(roles, channels, versions)
         for server in roles.servers:
             if accrued is not None:
                 part = roles.part(server).take(accrued)
-                said = yield Code(partial(talks[server].push, part))
-                last = Message(number, said, versions[server], rows, found.step, wants=False)
-                yield Send(server, last)
-            yield Send(server, Message(number, wants=False))  # nothing more will come
+                payload = yield Code(partial(channels[server].push, part))
+                message = Message(
+                    number, payload, versions[server], rows, gradient.step, wants=False
+                )
+                yield Send(server, message)
+            yield Send(server, Message(number, wants=False))  # the last message of this worker
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """A server that applies what comes when it comes, and answers who asks."""
+        """Return the program of a server that applies pushes on arrival and answers fetches."""
         weights, version = roles.part(number).take(roles.weights), 0
-        quota, talks = Quota(roles, number, self.fetch_every), self.talks(roles, number)
-        gone = 0
+        quota, channels = (
+            Quota(roles, number, self.fetch_every),
+            self.server_channels(roles, number),
+        )
+        finished = 0
         if mark is not None:
-            weights, version, quota, talks, gone = mark
-        while gone < roles.workers:
-            yield Mark((weights, version, quota, talks, gone))
+            weights, version, quota, channels, finished = mark
+        while finished < roles.workers:
+            yield RestartPoint((weights, version, quota, channels, finished))
             push = yield Receive()
             if push.values is None and not push.wants:
                 quota.leaves(push)
-                gone += 1
+                finished += 1
                 continue
             if push.values is not None and push.rows:
-                gradient = yield Code(partial(talks[push.source].pushed, push.values))
+                gradient = yield Code(partial(channels[push.source].pushed, push.values))
                 weights = yield Update(gradient, (push,))
                 version += 1
             elif push.values is not None:
@@ -145,8 +150,8 @@ class Downpour(Servers):
             if not push.wants:
                 continue
             ends = quota.ends(push)
-            said = yield Code(partial(talks[push.source].answer, weights))
-            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
+            payload = yield Code(partial(channels[push.source].answer, weights))
+            yield Send(push.source, Message(number, payload, version, ends=ends), answers=push)
             for epoch in quota.epochs():
                 yield Snapshot(epoch, weights)
         for epoch in quota.epochs(last=True):

@@ -1,4 +1,4 @@
-"""What strategies have in common whose model is trained in processes of another framework."""
+"""Shared functions of strategies that train the model in processes of another framework."""
 
 from __future__ import annotations
 
@@ -13,206 +13,224 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.frameworks.namespaces import ADDRESSES, inside, rate_limited_link, require_means
+from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited_link, require_tools
 from labkit.frameworks.private_network import private_network
-from labkit.frameworks.tcp_counters import Wires
+from labkit.frameworks.tcp_counters import ByteCounters
 from labkit.network import Network
 from labkit.strategies.strategy import ExperimentSpec, Session
 
 if TYPE_CHECKING:
     import keras
 
-MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # over rows, without weights
-ENDING = 1.0  # s, in which the end of a process is seen, although its peers were quicker
-# Left out of records where it is not given, so that hashes stay.
-TRUSTED: bool = Field(False, exclude_if=operator.not_)
-LATENCY = 1e-3  # s; more than that a link within a machine does not stand for
+# The names of Keras loss reductions that are means over rows.
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+DETECTION_SECONDS = 1.0  # time until the end of another process is detected
+# Experiment records omit the default value, so that hashes of earlier experiments stay the same.
+TRUSTED_NETWORK: bool = Field(False, exclude_if=operator.not_)
+MAX_LATENCY = 1e-3  # seconds; the largest latency that a link inside one machine can have
 
 
-def refuse_elsewhere(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
-    """Refuse what such processes do not do, of a strategy of this name, before any rank starts.
+def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
+    """Raise InvalidInput for options that external processes do not support.
 
     Args:
-        name: of the strategy.
-        experiment: what is asked for.
-        linked: whether processes can be put at the ends of a real link.
+        name: The name of the strategy.
+        experiment: The experiment to check.
+        linked: Whether the processes can communicate over a real link with the network's bandwidth.
     """
-    given = {
+    options = {
         "network": (
             None if linked else experiment.network,
-            "its processes talk over this machine's own",
+            "its processes use the network of this machine",
         ),
-        "slow": (experiment.slowed, "labkit slows down its own ranks only"),
+        "stragglers": (experiment.slowdowns, "only labkit's ranks can be slowed down"),
         "callbacks": (experiment.callbacks, "the model is trained in another process"),
     }
-    for field, (value, why) in given.items():
+    for field, (value, reason) in options.items():
         if value:
-            raise InvalidInput(f"{field} is nothing to {name}: {why}; leave it out")
-    if experiment.feed == "scatter":
-        raise InvalidInput("feed='scatter' is read by labkit's ranks; use feed='shard'")
+            raise InvalidInput(f"{name} does not support {field}: {reason}; remove it")
+    if experiment.input_mode == "scatter":
+        raise InvalidInput(
+            "input_mode='scatter' sends rows between labkit's ranks, but external processes read "
+            "their "
+            "rows themselves; use input_mode='shard'"
+        )
     if experiment.rows is None:
         raise InvalidInput(
-            f"{name}'s processes read rows by number, which a callable data set has not; "
-            "give arrays (x, y) or a named data set"
+            f"{name}'s processes read rows by number, which a callable data set does not "
+            "support; give arrays (x, y) or a named data set"
         )
     rest = experiment.rows % experiment.batch_size or experiment.batch_size
     if rest < experiment.workers:
         raise InvalidInput(
-            f"the last of the batches of batch_size={experiment.batch_size} has {rest} of "
-            f"{experiment.rows} rows, fewer than workers={experiment.workers}; give another "
-            "batch_size"
+            f"with batch_size={experiment.batch_size} the last batch of {experiment.rows} rows "
+            f"has {rest} rows, fewer than workers={experiment.workers}; give another batch_size"
         )
 
 
 def refuse_unweighted(model: keras.Model) -> None:
-    """Refuse a compiled model whose losses of replicas do not add up by their rows."""
+    """Raise InvalidInput for a model whose loss is not a mean over rows."""
     import keras
 
     from labkit.model_parallel.functional import is_masked
 
     for loss in keras.tree.flatten(model.loss):
-        if (how := getattr(loss, "reduction", MEANS[0])) not in MEANS:
+        if (reduction := getattr(loss, "reduction", MEANS[0])) not in MEANS:
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={how!r}, but the losses of replicas are "
+                f"loss {loss.name!r} has reduction={reduction!r}, but the losses of replicas are "
                 "weighted by their rows, as means over these; use reduction='sum_over_batch_size'"
             )
     if any(map(is_masked, getattr(model, "outputs", None) or ())):
         raise InvalidInput(
-            "the model's outputs carry a mask, and its loss is a mean over what that leaves in, "
-            "but the losses of replicas are weighted by their rows; use labkit's AllReduce, which "
-            "counts what masks leave in"
+            "the model's outputs carry a mask, so that its loss is a mean over unmasked "
+            "elements, but the losses of replicas are weighted by their rows; use labkit's "
+            "AllReduce, which weights by unmasked elements"
         )
 
 
 def refuse_unlinked(network: Network) -> None:
-    """Refuse a network that no real link of this machine can stand for, before any rank starts."""
-    more = ("jitter", "hosts", "links", "slow")
-    given = [name for name in more if getattr(network, name)]
-    given += [f"latency={network.latency:g} s"] if network.latency > LATENCY else []
-    if given:
+    """Raise InvalidInput for a network that a real link of this machine cannot represent."""
+    fields = ("jitter", "hosts", "links", "stragglers")
+    unsupported = [name for name in fields if getattr(network, name)]
+    unsupported += [f"latency={network.latency:g} s"] if network.latency > MAX_LATENCY else []
+    if unsupported:
         raise InvalidInput(
-            f"network with {' and '.join(given)}: processes of other frameworks talk over a real "
-            f"link, which has a bandwidth alone; give Network(latency=0, bandwidth=<bytes/s>), or "
-            f"a preset of at most {LATENCY:g} s"
+            f"network with {' and '.join(unsupported)}: processes of other frameworks use a "
+            "real link, which has only a bandwidth; give Network(latency=0, "
+            f"bandwidth=<bytes/s>), or a preset with a latency up to {MAX_LATENCY:g} s"
         )
-    require_means()
+    require_tools()
 
 
-def linked(session: Session, ended: ExitStack) -> dict[str, Sequence[str]]:
-    """The ends of a real link, as the experiment has a network (collective).
+def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
+    """Create a real link with the bandwidth of the experiment's network (collective call).
 
     Args:
-        session: of the rank.
-        ended: when this is closed, the link is removed.
+        session: The session of the rank.
+        stack: The exit stack that removes the link.
 
     Returns:
-        address -> the words before a command that runs there.
+        The command prefix for processes at each end of the link, by IP address; empty without a
+        network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
         return {}
-    made = None
+    link = None
     if communicator.rank == 0:
-        made = ended.enter_context(rate_limited_link(round(8 * network.bandwidth)))
-    names = communicator.share(made, what="the ends of the real link")
-    return {address: inside(name) for address, name in zip(ADDRESSES, names, strict=True)}
+        link = stack.enter_context(rate_limited_link(round(8 * network.bandwidth)))
+    names = communicator.broadcast_object(link, label="the ends of the real link")
+    return {address: command_prefix(name) for address, name in zip(ADDRESSES, names, strict=True)}
 
 
-def enclosed(session: Session, ended: ExitStack, what: str, trusted: bool) -> Sequence[str]:
-    """The words before the commands of a run's processes, which nobody else reaches (collective).
+def open_private_network(
+    session: Session, stack: ExitStack, label: str, trusted: bool
+) -> Sequence[str]:
+    """Create a private network namespace for the processes of a run (collective call).
 
     Args:
-        session: of the rank.
-        ended: when this is closed, their network is given up.
-        what: listens, of which framework.
-        trusted: whether they may be reached nevertheless.
+        session: The session of the rank.
+        stack: The exit stack that removes the network.
+        label: The listening component and its framework, for the error message.
+        trusted: Whether the processes may listen on the network of this machine.
+
+    Returns:
+        The command prefix that starts a process in the private network.
 
     Raises:
-        LabkitError: they may not, and this system has no network for them.
+        LabkitError: The network is not trusted, and this system cannot create a private network.
     """
-    made = None
+    prefix = None
     if session.communicator.rank == 0:
-        made = ended.enter_context(private_network(what, trusted))
-    words = session.communicator.share(made, what="the network of the framework's processes")
-    return words or ()
+        prefix = stack.enter_context(private_network(label, trusted))
+    shared_prefix = session.communicator.broadcast_object(
+        prefix, label="the network of the framework's processes"
+    )
+    return shared_prefix or ()
 
 
 def refuse_hosts(name: str, communicator: Communicator, instead: str) -> None:
-    """Refuse ranks on several hosts."""
-    if not communicator.patience.on_one_host:
+    """Raise InvalidInput if the ranks are on several hosts."""
+    if not communicator.wait_policy.on_one_host:
         raise InvalidInput(
-            f"{name} starts its processes on one host, but these ranks have several; {instead}"
+            f"{name} starts its processes on one host, but the ranks are on several hosts; "
+            f"{instead}"
         )
 
 
-def train_elsewhere(
+def train_external(
     session: Session,
     child: Child,
-    others: Callable[[], Mapping[str, int]] = dict,
-    mend: Callable[[], None] = lambda: None,
+    other_counters: Callable[[], Mapping[str, int]] = dict,
+    restart: Callable[[], None] = lambda: None,
     networks: Sequence[Sequence[str]] = (),
 ) -> dict[str, JSON]:
-    """Ask a rank's process for steps, and count the bytes between all ranks' processes.
+    """Train by sending requests to external processes, and count the bytes between them.
+
+    The process answers "step" with a loss, or with a loss and the seconds that the step took there.
+    The time of requests and of counting is not part of the step.
 
     Args:
-        session: of the rank.
-        child: its process, ready for "step", and for "weights", which are then the model's.
-        others: the tasks of other processes that this rank has started, and what they are now.
-        mend: starts those anew that have ended; called now and then.
-        networks: in which these processes talk, if not in this one's: words before a command there.
-
-    Its answer to "step" is a loss, or a loss and the seconds that the step took there: what is
-    spent on asking and counting is none of the step's.
+        session: The session of the rank.
+        child: The process of the rank, which answers "step", and "weights" with the model's
+            weights.
+        other_counters: Function that returns the ids of other processes of this rank, by task.
+        restart: Function that restarts processes that have ended; called repeatedly.
+        networks: The command prefixes of the network namespaces of these processes; empty: this
+            process's network.
 
     Returns:
-        For the record: `processes` by task, `sent_bytes` from task to task in `counted_steps`: all
-        but the first, with which connections, graphs and first weights travel.
+        Values for the run's record: the process ids (`processes`) by task, and `sent_bytes` from
+        task to task, in total over `counted_steps`.
+            The first step is not counted, because it also sends connection data, graphs and initial
+            weights.
     """
     communicator = session.communicator
-    own = {child.name: child.pid} | dict(others())
-    everyone: dict[str, int] = {}
-    for tasks in communicator.allgather(own, "the processes of other frameworks' tasks"):
-        everyone |= tasks
-    wires = Wires(everyone, networks)
-    steps, before, traffic, clock = 0, 0, communicator.traffic, communicator.clock
-    wires.look(own, counts=False)
+    local_tasks = {child.name: child.pid} | dict(other_counters())
+    all_tasks: dict[str, int] = {}
+    for tasks in communicator.allgather(local_tasks, "the processes of other frameworks' tasks"):
+        all_tasks |= tasks
+    wires = ByteCounters(all_tasks, networks)
+    steps, counter, traffic, clock = 0, 0, communicator.traffic, communicator.clock
+    wires.read(local_tasks, counts=False)
 
-    def meanwhile() -> None:
-        mend()
-        wires.tasks |= others()
+    def restart_tasks() -> None:
+        restart()
+        wires.tasks |= other_counters()
 
-    def ask(what: str) -> Any:
+    def request(command: str) -> Any:
         try:
-            return child.ask(what, meanwhile=meanwhile)
+            return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # What it stumbled over may be that another one has ended, a moment ago: that is told.
-            clock.sleep(ENDING)
-            mend()
+            # The failure may follow from the end of another process, whose error is more
+            # informative.
+            clock.sleep(DETECTION_SECONDS)
+            restart()
             raise
 
     def step(x: object, y: object, weight: object) -> float:
-        nonlocal steps, before
+        nonlocal steps, counter
         start = clock.now()
-        meanwhile()
-        asked = clock.now()
-        answer = ask("step")
-        timed = answer if isinstance(answer, tuple) else (answer, clock.now() - asked)
-        before, last = wires.look(own), before
-        traffic.wire_bytes += before - last
+        restart_tasks()
+        sent_at = clock.now()
+        answer = request("step")
+        timing = answer if isinstance(answer, tuple) else (answer, clock.now() - sent_at)
+        counter, previous = wires.read(local_tasks), counter
+        traffic.wire_bytes += counter - previous
         if steps == 0:
-            wires.forget()
-            before = 0
+            wires.reset()
+            counter = 0
         steps += 1
-        traffic.aside_seconds += clock.now() - start - timed[1]
-        return float(timed[0])
+        traffic.aside_seconds += clock.now() - start - timing[1]
+        return float(timing[0])
 
     def collect() -> None:
-        wires.look(own)  # the kernel learns late that the last bytes of a step have come
-        session.model.set_weights(ask("weights"))
-        wires.look(own, counts=False)
+        wires.read(local_tasks)  # the kernel updates its counters after a step ends
+        session.model.set_weights(request("weights"))
+        wires.read(local_tasks, counts=False)
 
     session.loop(step, collect)
-    sent: dict[str, JSON] = {}
-    for rows in communicator.allgather(wires.matrix(own), "the bytes of these tasks"):
-        sent |= rows
-    return {"processes": dict(wires.tasks), "sent_bytes": sent, "counted_steps": steps - 1}
+    sent_bytes: dict[str, JSON] = {}
+    for rows in communicator.allgather(wires.matrix(local_tasks), "the bytes of these tasks"):
+        sent_bytes |= rows
+    return {"processes": dict(wires.tasks), "sent_bytes": sent_bytes, "counted_steps": steps - 1}

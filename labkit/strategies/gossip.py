@@ -1,4 +1,4 @@
-"""Gossip: each worker mixes its weights with those of a few others, and nobody with all."""
+"""Gossip: each worker averages its weights with a few neighbours, without a global exchange."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labkit.forecast.programs import STEPS, WARM
 from labkit.forecast.worker_sampling import PLAYED, Crowd
 from labkit.programs import (
     Adopt,
-    AllReduce,
+    AllReduceAction,
     Compute,
     Gradient,
-    Mark,
     Message,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
@@ -36,34 +36,37 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 class Gossip(Replicas):
-    r"""Workers mix their weights with those of neighbours, once a step, while they compute.
+    r"""Workers average weights with neighbours once per step, while they compute gradients.
 
-    With \(P\) of the step, of which each column adds up to 1, worker i takes
+    With the mixing matrix \(P\) of the step, whose columns each sum to 1, worker i computes
 
     \[x_i \leftarrow \sum_j P_{ij} x_j - \eta\, g_i(z_i), \qquad
     \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
 
-    where the last term is whatever the optimizer makes of the gradient. Where rows of P add up to
-    1, too, ω stays 1 and this is D-PSGD; elsewhere it is stochastic gradient push, which needs no
-    neighbour to know how many others listen. The mean of all x changes by the gradients alone; what
-    is evaluated is the mean of all z, in which whoever is told less counts for as much.
+    where \(\eta\, g_i(z_i)\) is the optimizer's update by the gradient. If the rows of P sum to 1,
+    too, ω stays 1 and the method is D-PSGD. Otherwise the method is stochastic gradient push, in
+    which a worker need not know how many workers receive its messages. Mixing preserves the mean of
+    all x; only gradients change it. The evaluated model is the mean of all z, in which each worker
+    has the same weight.
 
     Args:
-        topology: "ring": a third each of itself and both neighbours; "exponential": half of itself
-            and half of the worker 1, 2, 4, … places before, in turn; "random_pairs": half of
-            another one, new in each step; or P itself, row by row.
-        asynchronous: nobody waits for a slower one (AD-PSGD). Workers of even numbers are active:
-            in each step they take the mean with one of odd number, passive, drawn at random from
-            their neighbours on the "ring", or of all by "random_pairs". Whoever is faster takes
-            more steps; an epoch is as many as the workers have together, which rank 0 counts.
+        topology: The mixing matrix. "ring": weights 1/3 for the worker and for each of its two
+            neighbours. "exponential": 1/2 for the worker and 1/2 for the worker whose number is
+            lower by 1, 2, 4, … in turn. "random_pairs": 1/2 for the worker and 1/2 for a random
+            partner, drawn in each step. A matrix: P itself, row by row.
+        asynchronous: Whether workers do not wait for slower ones (AD-PSGD). Workers with even
+            numbers are active, workers with odd numbers are passive. In each step an active worker
+            averages its weights with a random passive one: a neighbour with "ring", or any passive
+            worker with "random_pairs". A faster worker takes more steps; rank 0 counts the steps of
+            all workers until an epoch is complete.
 
-    What is sent is never compressed. Where all are synchronous, they agree at the end of an epoch,
-    by one number, whether to go on.
+    Messages are never compressed. Synchronous workers agree on the end of training by an allreduce
+    of one number at the end of each epoch.
 
     Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
     2019, arXiv 1811.10792 (stochastic gradient push); asynchronous X. Lian et al., 2018, arXiv
     1710.06952 (AD-PSGD). Differs from the second: the gradient is added after mixing, not before,
-    so that messages travel while a worker computes.
+    so that messages overlap with computation.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
@@ -83,140 +86,147 @@ class Gossip(Replicas):
             return value
         matrix = np.array([row for row in value if len(row) == len(value)])
         if matrix.shape != (len(value), len(value)) or (matrix < 0).any():
-            raise ValueError("a topology is as many rows as columns, of numbers from 0 on")
+            raise ValueError("a topology is a square matrix of numbers that are not negative")
         sums = matrix.sum(0)
         if not np.allclose(sums, 1.0, rtol=0, atol=1e-9) or not (np.diag(matrix) > 0).all():
             raise ValueError(
-                f"columns of a topology say who gets which share of a worker's weights, itself "
-                f"included: they add up to 1, not to {', '.join(f'{each:g}' for each in sums)}"
+                "each column of a topology has the shares of a worker's weights that the "
+                "workers receive, its own included: a column sums to 1, not to "
+                f"{', '.join(f'{total:g}' for total in sums)}, and keeps a positive share"
             )
         return value
 
     def cell(self, workers: int) -> Cell:
-        """Whether neighbours wait for each other."""
+        """Return the cell, which is synchronous if neighbours wait for each other."""
         waits = "asynchronous" if self.asynchronous else "synchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what does not fit together, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
         super().check(experiment)
         if not isinstance(self.topology, str) and len(self.topology) != experiment.workers:
             raise InvalidInput(
-                f"topology has {len(self.topology)} rows, but workers={experiment.workers}; give "
-                "a row and a column a worker"
+                f"topology has {len(self.topology)} rows, but workers={experiment.workers}; "
+                "give one row and one column per worker"
             )
         if self.asynchronous and (
             self.topology not in ("ring", "random_pairs") or experiment.workers == 1
         ):
             raise InvalidInput(
-                f"asynchronous=True pairs active workers with passive ones, but topology="
-                f"{self.topology!r} of workers={experiment.workers} is no graph between two such "
-                "kinds; use topology='ring' or 'random_pairs', and 2 workers or more"
+                "asynchronous=True pairs active workers with passive ones, but "
+                f"topology={self.topology!r} of workers={experiment.workers} has no such "
+                "pairs; use topology='ring' or 'random_pairs', and 2 workers or more"
             )
 
     @property
     def serves_concurrently(self) -> bool:
-        """Whether somebody answers while the worker beside computes."""
+        """Whether a server process answers while the worker on the same rank computes."""
         return self.asynchronous
 
     def hosts(self, workers: int) -> list[int]:
-        """Each worker has a place of its own, where others may stand beside it."""
+        """Return the rank of each worker and, if asynchronous, of each server process."""
         return places(workers) if self.asynchronous else super().hosts(workers)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Each worker, or whoever holds its weights."""
+        """Return the processes that hold weights: each worker, or its server process."""
         return holders(workers) if self.asynchronous else super().copies(workers)
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
-        """P of a step: row i says what of whom worker i takes."""
+        """Return the mixing matrix P of a step; row i weights the workers in worker i's mean."""
         if not isinstance(self.topology, str):
             return np.array(self.topology)
-        found = np.zeros((workers, workers))
+        matrix = np.zeros((workers, workers))
         if self.topology == "ring":
-            for to in range(workers):
-                around = {(to - 1) % workers, to, (to + 1) % workers}
-                found[to, list(around)] = 1 / len(around)
-            return found
-        found[np.diag_indices(workers)] = 1.0
-        for to, source in self._pairs(workers, step, seed):
-            found[to, [to, source]] = 0.5
-        return found
+            for receiver in range(workers):
+                neighbours = {(receiver - 1) % workers, receiver, (receiver + 1) % workers}
+                matrix[receiver, list(neighbours)] = 1 / len(neighbours)
+            return matrix
+        matrix[np.diag_indices(workers)] = 1.0
+        for receiver, source in self._pairs(workers, step, seed):
+            matrix[receiver, [receiver, source]] = 0.5
+        return matrix
 
     def _pairs(self, workers: int, step: int, seed: int) -> list[tuple[int, int]]:
-        """Who takes half of whom."""
+        """Return pairs (receiver, sender): the receiver takes half of the sender's weights."""
         if self.topology == "exponential":
             rounds = max(1, math.ceil(math.log2(workers))) if workers > 1 else 0
-            away = 2 ** (step % rounds) if rounds else 0
-            return [(to, (to - away) % workers) for to in range(workers) if away % workers]
+            distance = 2 ** (step % rounds) if rounds else 0
+            return [
+                (receiver, (receiver - distance) % workers)
+                for receiver in range(workers)
+                if distance % workers
+            ]
         order = np.random.default_rng([seed, step]).permutation(workers).tolist()
-        halves = list(zip(order[::2], order[1::2], strict=False))
-        return [*halves, *(pair[::-1] for pair in halves)]
+        pairs = list(zip(order[::2], order[1::2], strict=False))
+        return [*pairs, *(pair[::-1] for pair in pairs)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""What a step takes off the distance of weights: 1 - |λ₂|; nearer to 1 mixes faster.
+        r"""Return the spectral gap 1 - |λ₂|: the contraction of weight differences per step.
 
-        Where graphs change from step to step it is that of a step on average,
-        \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        A larger gap mixes faster. If the graph changes from step to step, the gap of an average
+        step is \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
         """
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
-            # PᵀP = P; two are a pair with chance 1/(n-1), or 1/n where one is left over.
+            # For pairs PᵀP = P; two workers form a pair with probability 1/(n-1), or 1/n if n is
+            # odd.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
         if self.topology == "exponential":
-            turn = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
-            squares = np.mean([each.T @ each for each in turn], axis=0)
+            matrices = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
+            squares = np.mean([matrix.T @ matrix for matrix in matrices], axis=0)
             return float(1 - math.sqrt(np.linalg.eigvalsh(squares)[-2]))
         return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Until graphs begin anew."""
+        """Return the number of steps after which the sequence of graphs repeats."""
         turns = self.topology == "exponential" and experiment.workers > 1
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Unless pairs are drawn anew, or an epoch ends in some of the steps that are played."""
+        """Return False for random pairs, or if an epoch ends within the simulated steps."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Neighbours are as many, however many there are."""
-        many = isinstance(self.topology, str) and workers > PLAYED
-        return Crowd(self, PLAYED) if many else None
+        """Return a sample of workers with equal numbers of neighbours for a forecast, or None."""
+        needs_sample = isinstance(self.topology, str) and workers > PLAYED
+        return Crowd(self, PLAYED) if needs_sample else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What this one does, from its begin or from a mark that it has set."""
+        """Return one process's program, from its start or from the mark of a restart point."""
         if self.asynchronous:
             return program(roles, number, self.topology == "ring", mark)
-        return self._in_step(roles, number, mark)
+        return self._synchronous_program(roles, number, mark)
 
-    def _in_step(self, roles: Roles, number: int, mark: Any) -> Program:
-        """A worker: send, compute, receive, mix."""
-        first, own, share, wants = mark or (0, roles.weights, 1.0, False)
-        kind = own.dtype.type
+    def _synchronous_program(self, roles: Roles, number: int, mark: Any) -> Program:
+        """In each step send weights, compute, receive the neighbours' weights, and mix."""
+        first, weights, share, wants = mark or (0, roles.weights, 1.0, False)
+        kind = weights.dtype.type
         for step in range(first, roles.steps * roles.epochs):
-            yield Mark((step, own, share, wants))
+            yield RestartPoint((step, weights, share, wants))
             mixing = self.mixing(roles.workers, step, roles.seed)
-            said = np.append(own, kind(share))
-            for to in np.flatnonzero(mixing[:, number]).tolist():
-                if to != number:
-                    yield Send(to, Message(number, said, step=step))
-            debiased = own / kind(share)
-            found = yield Compute(debiased)
-            stepped = (yield Update(found.values)) if found.rows else debiased
-            mixed = kind(mixing[number, number]) * said
+            payload = np.append(weights, kind(share))
+            for receiver in np.flatnonzero(mixing[:, number]).tolist():
+                if receiver != number:
+                    yield Send(receiver, Message(number, payload, step=step))
+            debiased = weights / kind(share)
+            gradient = yield Compute(debiased)
+            updated = (yield Update(gradient.values)) if gradient.rows else debiased
+            mixed = kind(mixing[number, number]) * payload
             for source in np.flatnonzero(mixing[number]).tolist():
                 if source != number:
-                    heard = yield Receive(source)
-                    mixed = mixed + kind(mixing[number, source]) * heard.values
+                    message = yield Receive(source)
+                    mixed = mixed + kind(mixing[number, source]) * message.values
             share = float(mixed[-1])
-            own = mixed[:-1] + (stepped - debiased)
-            yield Adopt(own / kind(share))
-            wants = wants or found.last
+            weights = mixed[:-1] + (updated - debiased)
+            yield Adopt(weights / kind(share))
+            wants = wants or gradient.last
             if (step + 1) % roles.steps == 0:
-                yield Snapshot((step + 1) // roles.steps - 1, own / kind(share))
-                # Neighbours alone cannot know whether anybody wants to stop.
-                asked = Gradient(np.zeros(1, own.dtype), 1, found.loss, step, wants)
-                if (yield AllReduce(asked, "ring")).last:
+                yield Snapshot((step + 1) // roles.steps - 1, weights / kind(share))
+                # A worker does not learn from its neighbours that a distant worker requests the
+                # end.
+                stop_request = Gradient(np.zeros(1, weights.dtype), 1, gradient.loss, step, wants)
+                if (yield AllReduceAction(stop_request, "ring")).last:
                     return

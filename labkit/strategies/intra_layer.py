@@ -1,4 +1,4 @@
-"""What strategies that cut each layer over ranks have in common."""
+"""The base class of strategies that divide each layer among ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from labkit.model_parallel.memory import by_kind, together
-from labkit.strategies.pipeline_rank import taken_by_all
+from labkit.model_parallel.memory import by_kind, unique_nbytes
+from labkit.strategies.pipeline_rank import all_ranks_finite
 from labkit.strategies.strategy import (
     Batch,
     ExperimentSpec,
@@ -25,10 +25,10 @@ from labkit.strategies.strategy import (
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.validation import (
     norms,
-    refuse_given,
-    refuse_in_parts,
+    refuse_batch_division,
+    refuse_keras_step_options,
     refuse_norms,
-    refuse_shares,
+    refuse_optimizer,
 )
 
 if TYPE_CHECKING:
@@ -40,110 +40,119 @@ if TYPE_CHECKING:
     from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.weights import Share
 
-# Of a batch (x, y, sample weights and what they count, as `Losses` takes them): its loss.
+# Maps a batch (x, y, sample weights and counts, see `Losses`) to its loss.
 Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 
 
 class IntraLayer(Strategy):
-    """Some of each layer on each rank; replicas of all of it share a batch."""
+    """Each rank of a replica holds a part of each layer; replicas divide each batch."""
 
     resumable: ClassVar[bool] = True
-    called: ClassVar[str]  # what a rank has, in messages: "slice"
-    whole: ClassVar[str]  # of what: "model"
+    part_name: ClassVar[str]  # noun for a rank's part in messages: "slice"
+    whole_name: ClassVar[str]  # noun for the whole in messages: "model"
 
     @property
     def exact(self) -> bool:
-        """Sums are only taken in another order."""
+        """True: only the order of sums differs from one process."""
         return True
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what no model can do of which each rank has some of each layer."""
-        refuse_in_parts(experiment)
+        """Raise InvalidInput for options that a model with divided layers does not support."""
+        refuse_keras_step_options(experiment)
         replicas = experiment.workers // self.ranks(experiment.workers)
-        refuse_shares(experiment, f"the {self.called}s of a {self.whole}", replicas)
-        refuse_norms(experiment.optimizer, experiment.optimizer_options, self.called)
+        refuse_batch_division(experiment, f"the {self.part_name}s of a {self.whole_name}", replicas)
+        refuse_norms(experiment.optimizer, experiment.optimizer_options, self.part_name)
 
     def ranks(self, workers: int) -> int:
-        """Of one replica."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how many ranks it has")
+        """Return the number of ranks of one replica."""
+        raise NotImplementedError(f"{type(self).__name__} must define ranks")
 
     def cell(self, workers: int) -> Cell:
-        """Several replicas divide the data, too."""
+        """Return the cell, whose parallelism is hybrid with several replicas."""
         cell = super().cell(workers)
         return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
 
     def share(self, model: keras.Model, replica: Communicator) -> Share:
-        """This rank's share of a model, over the ranks of a replica."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it cuts a model")
+        """Return this rank's share of a model whose layers are divided among a replica's ranks."""
+        raise NotImplementedError(f"{type(self).__name__} must define share")
 
     def objective(self, model: keras.Model, share: Any, losses: Losses) -> Objective:
-        """The loss of a batch, with what ranks exchange for it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its ranks minimise")
+        """Return the function that computes a batch's loss, including exchanges between ranks."""
+        raise NotImplementedError(f"{type(self).__name__} must define objective")
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows of a replica's part of the batch, which all of its ranks see."""
+        """Return the number of rows in a replica's share of the batch, which all its ranks read."""
         return -(-batch_size // (workers // self.ranks(workers)))
 
-    def a_row(self, share: Any) -> int | None:
-        """Bytes of activations that a row is predicted to leave; None: as the layers say."""
+    def bytes_per_row(self, share: Any) -> int | None:
+        """Return the predicted activation bytes per row; None: use the sum over the layers."""
         return None
 
     def resolved(self, communicator: Communicator) -> str:
-        """The algorithm by which ranks add up, see `Communicator.allreduce`."""
+        """Return the algorithm that sums over ranks, see `Communicator.allreduce`."""
         return "mpi" if communicator.network is None else "ring"
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """The ranks of one place in all replicas: they divide the batch among them."""
+        """Return the ranks with the same index in their replicas, which divide the batch."""
         return communicator.split(communicator.rank % self.ranks(communicator.size))
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
-        """By all ranks, the same rows."""
-        return through(self.share(model, replica))
+        """Return the function with which all ranks of a replica predict the same rows together."""
+        return replica_predictor(self.share(model, replica))
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving:
-        """This rank's share of each layer; all ranks read all rows."""
+        """Return the predictor with this rank's share of each layer; all ranks read all rows."""
         share = self.share(model, replica)
-        return Serving(through(share), True, share.model.variables)
+        return Serving(replica_predictor(share), True, share.model.variables)
 
     def train(self, session: Session) -> None:
-        """Steps on shares, an optimizer a rank.
+        """Train each rank's share of the model, with one optimizer per rank.
 
-        While a rank trains it holds the weights of its share alone. After an epoch callbacks of
-        the user's own find the whole ones, after a batch only those of layers that are not cut.
-        Weights that they set, then or then, count from the next step on; they do it on all ranks.
+        During training a rank holds only the weights of its share. After an epoch, the user's
+        callbacks find the weights of the whole model; after a batch, only the weights of undivided
+        layers. Weights that callbacks set take effect from the next step; callbacks must set them
+        on all ranks.
         """
         share, step = self.start(session)
-        steps, held = count(), 0
+        steps, weight_bytes = count(), 0
 
-        def counted(x: Batch, y: Batch, weight: Batch | None) -> float | None:
-            nonlocal held
+        def counted_step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
+            nonlocal weight_bytes
             loss = step(x, y, weight)
-            if next(steps) == 0:  # the whole weights are away now
-                held = together(session.model.variables, share.model.variables)
+            if next(steps) == 0:  # the whole weights are freed now
+                weight_bytes = unique_nbytes(session.model.variables, share.model.variables)
             return loss
 
-        session.loop(counted, lambda: collect(session, share, self.called), through(share))
+        session.loop(
+            counted_step, lambda: collect(session, share, self.part_name), replica_predictor(share)
+        )
         session.layers = share.describe(max(1, next(steps)))
         rows = self.rows(session.experiment.batch_size, session.communicator.size)
-        used, plain = session.model.optimizer, session.optimizer()
+        optimizer, new_optimizer = session.model.optimizer, session.optimizer()
         with share.uncounted():
-            found = by_kind(
-                session.model, share.model, used, plain, rows, look=True, a_row=self.a_row(share)
+            memory = by_kind(
+                session.model,
+                share.model,
+                optimizer,
+                new_optimizer,
+                rows,
+                look=True,
+                bytes_per_row=self.bytes_per_row(share),
             )
-        session.memory = replace(found, measured=found.measured | {"weights": held})
+        session.memory = replace(memory, measured=memory.measured | {"weights": weight_bytes})
 
     def start(self, session: Session) -> tuple[Share, Step]:
-        """This rank's share of the session's model, and the step that trains it."""
+        """Return this rank's share of the session's model, and its training step."""
         import keras
         import tensorflow as tf
 
         from labkit.communicator import computing
         from labkit.exchange import Exchange
-        from labkit.model_parallel.losses import Aims, Losses
+        from labkit.model_parallel.losses import Losses, LossTargets
 
         optimizer = session.optimizer()
-        refuse_norms(type(optimizer).__name__.lower(), norms(optimizer), self.called)
-        refuse_given(optimizer)
+        refuse_norms(type(optimizer).__name__.lower(), norms(optimizer), self.part_name)
+        refuse_optimizer(optimizer)
         session.compile(optimizer)
         replica = session.part(session.communicator.rank // self.ranks(session.communicator.size))
         share = self.share(session.model, replica)
@@ -152,48 +161,48 @@ class IntraLayer(Strategy):
         gradients = differentiated(self.objective(session.model, share, losses), variables)
         algorithm, guard = self.resolved(session.communicator), session.guard
         exchange = Exchange(session.readers, algorithm, paces=False, guard=guard)
-        slowly = computing(session.communicator)
+        compute_scope = computing(session.communicator)
         names = [variable.path for variable in variables]
-        watched = session.experiment.callbacks is not None
+        has_callbacks = session.experiment.callbacks is not None
 
         def step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
-            share.release(look=watched)
+            share.release(look=has_callbacks)
             rows = len(keras.tree.flatten(x)[0])
-            counts = losses.counts([Aims(y, weight, losses.masks(x))], [1.0])[0]
-            loss, found = None, [tf.zeros_like(variable.value) for variable in variables]
-            if rows:  # as many on all ranks of a replica
+            counts = losses.counts([LossTargets(y, weight, losses.masks(x))], [1.0])[0]
+            loss, local_gradients = None, [tf.zeros_like(variable.value) for variable in variables]
+            if rows:  # all ranks of a replica have equal numbers
                 batch = keras.tree.map_structure(
-                    lambda v: None if v is None else tf.convert_to_tensor(v),
+                    lambda value: None if value is None else tf.convert_to_tensor(value),
                     (x, y, (weight, counts)),
                 )
-                with slowly():
-                    loss, found = gradients(*batch)
+                with compute_scope():
+                    loss, local_gradients = gradients(*batch)
             if session.readers.total(rows, "the rows of a step") > 0:
-                mean = exchange.mean(found, np.int64(rows), names)
-                if taken_by_all(session, exchange):
-                    with slowly():
+                mean = exchange.mean(local_gradients, np.int64(rows), names)
+                if all_ranks_finite(session, exchange):
+                    with compute_scope():
                         optimizer.apply(mean, variables)
             return float(loss) if loss is not None and share.first else None
 
         optimizers, remembers = [(optimizer, variables)], {"exchange": exchange}
-        held, pairs = share.model.variables, list(share.pairs())
-        session.keeps(TrainingState(held, optimizers, pairs, remembers, release=share.release))
+        tracked, pairs = share.model.variables, list(share.pairs())
+        session.keeps(TrainingState(tracked, optimizers, pairs, remembers, release=share.release))
         return share, step
 
 
 def differentiated(
     objective: Objective, variables: list[keras.Variable]
 ) -> Callable[..., tuple[tf.Tensor, list[tf.Tensor]]]:
-    """A compiled function of a batch: its loss, and the gradients of the variables."""
+    """Return a compiled function that maps a batch to its loss and the variables' gradients."""
     import tensorflow as tf
 
     def gradients(x: Nest, y: Nest, weight: Weighted) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = objective(x, y, weight)
-        found = tape.gradient(loss, [variable.value for variable in variables])
+        raw = tape.gradient(loss, [variable.value for variable in variables])
         return loss, [
             tf.zeros_like(variable.value) if gradient is None else tf.convert_to_tensor(gradient)
-            for gradient, variable in zip(found, variables, strict=True)
+            for gradient, variable in zip(raw, variables, strict=True)
         ]
 
     compiled: Callable[..., tuple[tf.Tensor, list[tf.Tensor]]] = tf.function(
@@ -202,18 +211,18 @@ def differentiated(
     return compiled
 
 
-def through(share: Share) -> Predictor:
-    """Predictions by the ranks of a replica, which its first one holds."""
+def replica_predictor(share: Share) -> Predictor:
+    """Return the predictor of a replica's ranks; the first rank holds the predictions."""
     import keras
     import tensorflow as tf
 
-    from labkit.model_parallel.functional import mask_of, masked
+    from labkit.model_parallel.functional import attach_mask, mask_of
 
     def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
-        for own in share.model.losses:  # the same on all ranks
-            total += tf.reduce_sum(tf.cast(own, total.dtype))
-        return y, [mask_of(each) for each in keras.tree.flatten(y)], total
+        for loss in share.model.losses:  # equal on all ranks
+            total += tf.reduce_sum(tf.cast(loss, total.dtype))
+        return y, [mask_of(output) for output in keras.tree.flatten(y)], total
 
     call = tf.function(forward, autograph=False, reduce_retracing=True)
 
@@ -221,17 +230,17 @@ def through(share: Share) -> Predictor:
         for x in batches:
             with share.uncounted():
                 y, masks, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
-                for each, mask in zip(keras.tree.flatten(y), masks, strict=True):
-                    masked(each, mask)  # what compiled functions return has lost it
+                for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
+                    attach_mask(output, mask)  # compiled functions drop the masks of their results
             yield (y, float(penalty)) if share.first else (None, 0.0)
 
     return predict
 
 
-def collect(session: Session, share: Share, called: str) -> None:
-    """Give all ranks the weights of all shares."""
+def collect(session: Session, share: Share, part_name: str) -> None:
+    """Copy the weights of all shares to every rank."""
     share.collect()
     for variable in session.model.variables:
         value = np.array(variable.numpy(), order="C")
-        session.communicator.broadcast(value, what=f"the weights of the {called}s")
+        session.communicator.broadcast(value, label=f"the weights of the {part_name}s")
         variable.assign(value)

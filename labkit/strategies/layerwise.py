@@ -1,4 +1,4 @@
-"""Layers on ranks, one rank active at a time."""
+"""Layerwise model parallelism: each rank holds some layers, and one rank computes at a time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from labkit.strategies.pipeline import Pipeline
 
 
 class Layerwise(Pipeline):
-    """A model too large for one rank, cut by layers: the whole batch moves from rank to rank.
+    """A model that is cut by layers across ranks; a whole batch passes from rank to rank.
 
         time ->   F ·  ·  ·  ·  B
                   ·  F ·  ·  B ·
                   ·  ·  F B ·  ·
 
-    While one rank computes the others wait: it saves memory, no time. A pipeline with one
-    micro-batch, shown as it is.
+    While one rank computes, all other ranks wait: the strategy saves memory, but no time. Layerwise
+    training equals a pipeline with one micro-batch.
 
-    Args: as for `Pipeline`, slices of each stage among them; schedule and micro-batches are fixed.
+    Args: as for `Pipeline`, including tensor_parallel_size; the schedule and the number of
+    micro-batches are fixed.
 
-    Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls it naive.
+    Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls this strategy naive.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)

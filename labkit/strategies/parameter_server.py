@@ -1,4 +1,4 @@
-"""Parameter servers: weights live on servers, workers fetch them and push gradients."""
+"""Parameter servers: servers hold the weights; workers fetch weights and push gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from labkit.common.errors import InvalidInput
 from labkit.programs import (
     Code,
     Drop,
-    Mark,
     Message,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
@@ -27,48 +27,51 @@ from labkit.strategies.work_quota import Quota
 
 
 class ParameterServer(Servers):
-    r"""Servers hold the weights and the optimizer; workers push gradients, and get new weights.
+    r"""Servers hold the weights and the optimizer; workers push gradients and receive new weights.
 
     Synchronous: a server waits for the gradients of one clock, and applies their mean
-    \(\bar g = \sum_k b_k g_k / \sum_k b_k\), added up in the order of the workers. With b backup
-    workers it waits for the first n - b of them, and drops what comes later. Asynchronous: each
-    gradient is applied when it comes, to weights that are τ updates older than those that it is
-    of; one worker alone trains as without a server.
+    \(\bar g = \sum_k b_k g_k / \sum_k b_k\), summed in the order of the workers. With b backup
+    workers a server waits for the first n - b gradients and drops later ones. Asynchronous: a
+    server applies each gradient on arrival, to weights that are τ updates newer than those at which
+    the gradient was computed. A single worker trains as it would without a server.
 
-    Who is done is said by the first server: after so many clocks, or as many gradients, as the
-    epochs have batches; an epoch is over when as many samples were computed as the data have,
-    whoever did it. Moving statistics of layers are kept by each worker, and the model keeps those
-    of worker 0.
+    The first server ends training when the number of clocks (synchronous) or of gradients
+    (asynchronous) equals the number of batches in all epochs. An epoch is over when the workers
+    together have processed as many samples as the data set has. Each worker keeps the moving
+    statistics of its layers; the final model has worker 0's statistics.
 
     Args:
-        servers: how many hold weights.
-        synchronous: whether an update waits for all workers.
-        colocated: servers share the ranks, and the links, of the first workers; else they have
-            ranks of their own, behind those of the workers.
-        placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
-            rules; "sharded" cuts the flat weights into equal stretches.
-        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
-            that their reader has set aside, who takes no part; "one_sided_dynamic" leaves them in
-            the sender's and tells their reader where, who fetches them. On the virtual clock all
-            are flows.
-        optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
-            experiment's.
-        backups: gradients of a clock that are not waited for.
-        compressor: how workers and servers say less, in both directions: gradients through it,
-            weights as differences from what the worker has by now, see `programs.CodecChannel`;
-            one of `labkit.compression.COMPRESSORS`, its name, or None.
-        stages: each worker is a replica of so many places with some of the layers each, between
-            which one tensor passes; cut so that the largest has as few parameters as can be. Each
-            pushes and fetches its own part, and servers take those of a replica together.
-        grid: each worker is a replica over so many rows and columns of places, which compute tiles
-            of its layers, and units of Dense ones, as machines of `LocallyConnected` do. Each
-            pushes and fetches its own part; kernels of a Conv2D are those of the first, which hands
-            them to the others and adds up their gradients. Not together with stages.
+        servers: The number of servers that hold the weights.
+        synchronous: Whether an update waits for all workers.
+        colocated: Whether servers share the ranks, and the links, of the first workers; otherwise
+            servers have ranks after those of the workers.
+        placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
+            TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
+        transport: How messages travel between ranks. "two_sided": a send and a matching receive.
+            "one_sided": the sender puts messages into a memory window of the receiver, without the
+            receiver's participation. "one_sided_dynamic": messages stay in the sender's memory, and
+            the receiver fetches them from a given address. On the virtual clock all three are
+            simulated alike, as flows over links.
+        optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
+            rate; None: the experiment's optimizer.
+        backup_workers: The number b of gradients per clock that a synchronous update does not wait
+            for.
+        compressor: The compressor for both directions: gradients, and weights as differences from
+            the worker's current weights, see `programs.CodecChannel`; one of
+            `labkit.compression.COMPRESSORS`, its name, or None.
+        stages: The number of pipeline stages of each worker; one tensor passes between neighbouring
+            stages. Cuts minimize the parameter count of the largest stage. Each stage pushes
+            gradients and fetches weights of its own layers. Servers apply the gradients of a
+            replica's stages together.
+        grid: The rows and columns of machines of each worker, which compute tiles of its layers and
+            units of Dense layers, as in `SpatialParallel`. Each machine pushes gradients and
+            fetches weights of its own part. The first machine holds the kernels of a Conv2D, sends
+            them to the others, and sums their gradients. A grid cannot be combined with stages.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,
     arXiv 1604.00981. Differs from them: a server answers each push with its weights, so that a
-    worker has one exchange a step with each server, and not two.
+    worker needs one exchange per step and server instead of two.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
@@ -76,73 +79,78 @@ class ParameterServer(Servers):
 
     servers: PositiveInt = Field(1, kw_only=False, le=1_000)
     synchronous: bool = True
-    backups: NonNegativeInt = 0
+    backup_workers: NonNegativeInt = 0
 
     def cell(self, workers: int) -> Cell:
-        """Whether an update waits for all."""
+        """Return the cell, which is synchronous if an update waits for all workers."""
         waits = "synchronous" if self.synchronous else "asynchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
     @property
     def exact(self) -> bool:
-        """Where every update waits for every worker, and nothing is left out."""
-        return self.synchronous and self.backups == 0 and self.compressor is None
+        """Whether every update waits for every worker and no compressor is used."""
+        return self.synchronous and self.backup_workers == 0 and self.compressor is None
 
     @property
     def serves_concurrently(self) -> bool:
-        """An asynchronous server answers at once; one that waits, waits for that worker, too."""
+        """Whether a server answers at once, without waiting for the worker on the same rank."""
         return not self.synchronous
 
     def tolerated_failures(self, workers: int) -> int:
-        """Those whom nothing waits for."""
-        return self.backups if self.synchronous else super().tolerated_failures(workers)
+        """Return the number of backup workers, or all workers but one if asynchronous."""
+        return self.backup_workers if self.synchronous else super().tolerated_failures(workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         super().check(experiment)
-        if self.backups and not self.synchronous:
+        if self.backup_workers and not self.synchronous:
             raise InvalidInput(
-                f"backups={self.backups} with synchronous=False: nothing waits for a gradient "
-                "there; give backups=0, or synchronous=True"
+                f"backup_workers={self.backup_workers} with synchronous=False: asynchronous "
+                "updates wait for "
+                "no gradient, so that backup workers have no effect; give backup_workers=0, or "
+                "synchronous=True"
             )
-        if self.backups >= experiment.workers:
+        if self.backup_workers >= experiment.workers:
             raise InvalidInput(
-                f"backups={self.backups} of workers={experiment.workers} leave nobody to wait "
-                f"for; allowed: 0 to {experiment.workers - 1}"
+                f"backup_workers={self.backup_workers} of workers={experiment.workers} leave no "
+                "gradient for "
+                f"an update; allowed: 0 to {experiment.workers - 1}"
             )
 
-    def _fewer(self, scale: float) -> dict[str, Any]:
-        return {"backups": round(self.backups * scale)}
+    def _scaled_fields(self, scale: float) -> dict[str, Any]:
+        return {"backup_workers": round(self.backup_workers * scale)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """What a server does."""
+        """Return a server's program."""
         if self.synchronous:
-            return aggregate(roles, number, mark, self.talks(roles, number), self.backups)
-        return self._applies(roles, number, mark)
+            return aggregate(
+                roles, number, mark, self.server_channels(roles, number), self.backup_workers
+            )
+        return self._serve_asynchronously(roles, number, mark)
 
-    def _applies(self, roles: Roles, number: int, mark: Any) -> Program:
-        """A server that applies each gradient when it comes."""
+    def _serve_asynchronously(self, roles: Roles, number: int, mark: Any) -> Program:
+        """Return the program of a server that applies each gradient on arrival."""
         weights, version = roles.part(number).take(roles.weights), 0
-        talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
+        channels, quota, finished = self.server_channels(roles, number), Quota(roles, number), 0
         if mark is not None:
-            weights, version, talks, quota, gone = mark
-        while gone < roles.workers:
-            yield Mark((weights, version, talks, quota, gone))
+            weights, version, channels, quota, finished = mark
+        while finished < roles.workers:
+            yield RestartPoint((weights, version, channels, quota, finished))
             push = yield Receive()
             if push.values is None:
                 quota.leaves(push)
-                gone += 1
+                finished += 1
                 continue
-            talk = talks[push.source]
+            channel = channels[push.source]
             if push.rows:
-                gradient = yield Code(partial(talk.pushed, push.values))
+                gradient = yield Code(partial(channel.pushed, push.values))
                 weights = yield Update(gradient, (push,))
                 version += 1
             else:
                 yield Drop(push)
             ends = quota.ends(push)
-            said = yield Code(partial(talk.answer, weights))
-            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
+            payload = yield Code(partial(channel.answer, weights))
+            yield Send(push.source, Message(number, payload, version, ends=ends), answers=push)
             for epoch in quota.epochs():
                 yield Snapshot(epoch, weights)
         for epoch in quota.epochs(last=True):

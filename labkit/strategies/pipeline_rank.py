@@ -1,4 +1,4 @@
-"""One rank's side of a model that is cut into stages."""
+"""The training state of one rank for a model that is cut into pipeline stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.memory import Memory, nbytes, together
+from labkit.model_parallel.memory import Memory, nbytes, unique_nbytes
 from labkit.strategies.strategy import Batch, Predicted, Predictor, Session, Stateful, TrainingState
 
 if TYPE_CHECKING:
@@ -20,58 +20,61 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
     from labkit.model_parallel.losses import Losses
     from labkit.model_parallel.stages import Batch as Rows
-    from labkit.model_parallel.stages import Blocks, Ledger, Parts, Stage
+    from labkit.model_parallel.stages import Blocks, MemoryLedger, Stage, StageModels
     from labkit.model_parallel.tensor import Sliced
-    from labkit.model_parallel.weights import Whole
+    from labkit.model_parallel.weights import WholeWeights
 
 
 @dataclass
-class Cut:
-    """One rank's side of a model in stages while it trains.
+class PipelineRank:
+    """The pipeline stages that one rank trains, with their communicators and records.
 
     Attributes:
-        lane: this rank's slice number in all stages of its replica, in their order.
-        own: what trains this rank's stages, by number.
-        sliced: those of them of which it has a slice.
-        parts: all stages, whole; they begin with the blocks of edges.
-        ledger: counts what this rank's stages keep.
-        whole: has the weights of all stages, or frees those that are not this rank's.
-        watched: whether callbacks of the user's own may set weights between steps.
-        losses: what the last stage minimises.
-        steps: taken so far.
-        held: bytes of weights while it trains.
+        lane: The communicator of the ranks with the same slice number in all stages of the replica,
+            in the order of stages.
+        stages: The trainers of this rank's stages, by stage number.
+        sliced: The stages of this rank whose layers are sliced.
+        parts: The models of all stages, before slicing.
+        edges: The index of each stage's first block, followed by the number of all blocks.
+        ledger: The counter of the memory that this rank's stages hold.
+        all_weights: The manager of the whole model's weights, which gathers them, or frees the
+            weights that other ranks hold.
+        has_callbacks: Whether the user's callbacks may set weights between steps.
+        losses: The computation of losses in the last stage.
+        steps: The number of training steps so far.
+        weight_bytes: The bytes of weights on this rank during training.
     """
 
     lane: Communicator
-    own: dict[int, Stage]
+    stages: dict[int, Stage]
     sliced: list[Sliced]
-    parts: Parts
+    parts: StageModels
     edges: list[int]
-    ledger: Ledger
-    whole: Whole
-    watched: bool
+    ledger: MemoryLedger
+    all_weights: WholeWeights
+    has_callbacks: bool
     losses: Losses
     steps: int = 0
-    held: int = 0
+    weight_bytes: int = 0
 
     @property
     def inputs(self) -> list[list[keras.KerasTensor]]:
-        """The tensors at the begin of all stages."""
+        """The input tensors of each stage."""
         return [model.inputs for model in self.parts.models]
 
     @property
     def outputs(self) -> list[list[keras.KerasTensor]]:
-        """The tensors at the end of all stages."""
+        """The output tensors of each stage."""
         return [model.outputs for model in self.parts.models]
 
     @property
     def models(self) -> list[keras.Model]:
-        """All stages, of which this rank's are as it computes them."""
+        """The models of all stages; this rank's stages are in the form that it computes."""
         whole = self.parts.models
-        return [self.own[k].model if k in self.own else m for k, m in enumerate(whole)]
+        return [self.stages[k].model if k in self.stages else m for k, m in enumerate(whole)]
 
     def batch(self, x: Batch, y: Batch, weight: Batch | None) -> Rows:
-        """A batch as stages take it."""
+        """Return a batch as the object that the trainers of stages receive."""
         from labkit.model_parallel.stages import Batch as Rows
 
         read = self.parts.read(x)
@@ -79,112 +82,122 @@ class Cut:
 
     @property
     def first(self) -> bool:
-        """Whether this rank speaks for all slices of its stages."""
+        """Whether this rank reports results for all slices of its stages."""
         return all(part.first for part in self.sliced)
 
     def begin(self) -> None:
-        """A training step begins."""
-        self.whole.release(look=self.watched)
-        if self.steps == 0:  # the weights of others are away now
-            self.held = together(*(model.variables for model in (*self.parts.models, *self.models)))
+        """Start a training step."""
+        self.all_weights.release(look=self.has_callbacks)
+        if self.steps == 0:  # the weights of other ranks are freed now
+            self.weight_bytes = unique_nbytes(
+                *(model.variables for model in (*self.parts.models, *self.models))
+            )
         self.ledger.step()
         self.steps += 1
 
     def predictor(self) -> Predictor:
-        """Predictions by the stages that are being trained."""
-        own = {number: stage.model for number, stage in self.own.items()}
-        return through(self.lane, self.parts, own, self.sliced)
+        """Return a predictor that uses the models of the stages that are being trained."""
+        models = {number: stage.model for number, stage in self.stages.items()}
+        return stage_predictor(self.lane, self.parts, models, self.sliced)
 
     def updater(
         self, session: Session, optimizer: keras.optimizers.Optimizer, **remembers: Stateful
     ) -> Callable[[int], None]:
-        """A function of the rows behind this rank's gradients that changes its stages' weights.
+        """Return a function that updates the weights of this rank's stages.
 
-        It says what this rank keeps, those who remember more among it. Replicas average; one
-        optimizer serves all stages of a rank, so that callbacks that change its rate find it in the
-        model.
+        The function takes the number of rows in a step, and averages gradients over replicas. This
+        method also registers the state of this rank, including that of `remembers`, for
+        checkpoints. One optimizer updates all stages of a rank. Callbacks that change the learning
+        rate therefore find the optimizer in the model.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
 
-        exchange, own = Exchange(session.readers, paces=False, guard=session.guard), self.own
-        slowly = computing(session.communicator)
-        variables = [variable for stage in own.values() for variable in stage.variables]
+        exchange, stages = Exchange(session.readers, paces=False, guard=session.guard), self.stages
+        compute_scope = computing(session.communicator)
+        variables = [variable for stage in stages.values() for variable in stage.variables]
         names = [variable.path for variable in variables]
-        held = {id(each): each for stage in own.values() for each in stage.model.variables}
+        tracked = {
+            id(variable): variable
+            for stage in stages.values()
+            for variable in stage.model.variables
+        }
         session.keeps(
             TrainingState(
-                [*held.values()],
+                [*tracked.values()],
                 [(optimizer, variables)],
                 [pair for part in self.sliced for pair in part.pairs()],
                 {"exchange": exchange, **remembers},
-                release=self.whole.release,
+                release=self.all_weights.release,
             )
         )
 
         def update(rows: int) -> None:
-            gradients = [gradient for stage in own.values() for gradient in stage.take_gradients()]
-            takes_part = bool(variables) or exchange.may_skip
-            if takes_part and session.readers.total(rows, "the rows of an update") > 0:
+            gradients = [
+                gradient for stage in stages.values() for gradient in stage.take_gradients()
+            ]
+            participates = bool(variables) or exchange.may_skip
+            if participates and session.readers.total(rows, "the rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
-                if taken_by_all(session, exchange) and variables:
-                    with slowly():
+                if all_ranks_finite(session, exchange) and variables:
+                    with compute_scope():
                         optimizer.apply(mean, variables)
-                session.timeline.add(f"update {max(own)}", -1, start)
+                session.timeline.add(f"update {max(stages)}", -1, start)
 
         return update
 
     def finish(
         self, session: Session, optimizer: keras.optimizers.Optimizer, expected: Mapping[str, int]
     ) -> None:
-        """Put down what this rank has kept beside what was expected, and what slices have sent.
+        """Record this rank's measured and predicted memory, and the messages between slices.
 
         Args:
-            session, optimizer: of the training that has ended.
-            expected: bytes of activations and of versions.
+            session, optimizer: The session and the optimizer of the completed training.
+            expected: The predicted bytes of activations and of weight versions.
         """
         from labkit.model_parallel.stages import footprint
 
-        own = [stage.model for stage in self.own.values()]
-        weights = footprint.weights(own)
-        kept = footprint.optimizer(session.optimizer(), weights["gradients"])
+        models = [stage.model for stage in self.stages.values()]
+        weights = footprint.weights(models)
+        slots = footprint.optimizer(session.optimizer(), weights["gradients"])
         session.memory = Memory(
-            stages=sorted(self.own),
+            stages=sorted(self.stages),
             whole=nbytes(session.model.variables),
             measured={
-                "weights": self.held,
+                "weights": self.weight_bytes,
                 "optimizer": nbytes(optimizer.variables),
-                **{kind: most or None for kind, most in self.ledger.most.items()},
+                **{kind: peak or None for kind, peak in self.ledger.most.items()},
                 "versions": self.ledger.most["versions"],
             },
-            predicted={**weights, "optimizer": kept, **expected},
+            predicted={**weights, "optimizer": slots, **expected},
         )
         steps = max(1, self.steps)
         session.layers = [row for part in self.sliced for row in part.describe(steps)]
 
 
-def taken_by_all(session: Session, exchange: Exchange) -> bool:
-    """Whether the ranks take this step, for which no part of the model may have a bad gradient."""
+def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
+    """Return whether all ranks apply this step; any non-finite gradient makes all ranks skip it."""
     if not exchange.may_skip:
         return True
-    everyone = session.communicator.everyone(
+    flags = session.communicator.allgather_scalar(
         float(exchange.all_finite()), "whether a step is skipped"
     )
-    return bool(np.all(everyone))
+    return bool(np.all(flags))
 
 
-def own_models(
+def local_stages(
     models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
-    """The models that this rank computes, by the number of the stage; and where they are slices.
+    """Return the models that this rank computes, by stage number, and the sliced ones among them.
 
-    A stage of which no layer can be cut is whole on all ranks of its group.
+    A stage without a layer that can be sliced is whole on all ranks of its group.
 
     Args:
-        models: all stages.
-        lane: the ranks of all stages, in their order.
-        group: those that share this rank's stages; None: it has them alone.
+        models: The models of all stages.
+        lane: The communicator of the ranks of all stages, in order.
+        group: The communicator of the ranks that slice this rank's stages; None: stages are not
+            sliced.
     """
     from labkit.model_parallel.tensor import Sliced
 
@@ -196,25 +209,27 @@ def own_models(
     return dict(zip(numbers, (part.model for part in parts), strict=True)), parts
 
 
-def through(
+def stage_predictor(
     lane: Communicator,
-    parts: Parts,
-    own: Mapping[int, keras.Model],
+    parts: StageModels,
+    local_models: Mapping[int, keras.Model],
     sliced: Sequence[Sliced],
 ) -> Predictor:
-    """Predictions by the stages of a lane, which the last stage's first slice holds.
+    """Return a predictor through all stages, whose results the last stage's first slice holds.
 
     Args:
-        lane: the ranks of all stages, in their order.
-        parts: all stages, whole.
-        own: what this rank computes of them.
-        sliced: where these are slices.
+        lane: The communicator of the ranks of all stages, in order.
+        parts: The models of all stages, before slicing.
+        local_models: The models that this rank computes, by stage number.
+        sliced: The models of this rank whose layers are sliced.
     """
-    from labkit.model_parallel.stages import Inference, Links
+    from labkit.model_parallel.stages import Inference, StageMessages
 
     models = parts.models
-    links = Links(lane, [m.inputs for m in models], [m.outputs for m in models], parts.takes)
-    inference = Inference(links, own, len(models))
+    links = StageMessages(
+        lane, [m.inputs for m in models], [m.outputs for m in models], parts.takes
+    )
+    inference = Inference(links, local_models, len(models))
     first = all(part.first for part in sliced)
 
     def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
@@ -228,7 +243,7 @@ def through(
 
 
 def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
-    """Stands around each row of a schedule and writes it down."""
+    """Return a context manager that records each action of a schedule in the timeline."""
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:
@@ -239,21 +254,21 @@ def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextMan
     return record
 
 
-def split(blocks: Blocks, edges: list[int]) -> Parts:
-    """The stages of a model, as models that share its layers."""
-    from labkit.model_parallel.functional import is_masked, refuse_lost_masks
+def split(blocks: Blocks, edges: list[int]) -> StageModels:
+    """Return the stages of a model, as models that share its layers."""
+    from labkit.model_parallel.functional import is_masked, reject_lost_masks
     from labkit.model_parallel.stages import INPUTS
 
     parts = blocks.split(edges)
     if any(is_masked(x) for part in parts.models for x in part.inputs):
-        refuse_lost_masks(parts.whole)
-    for part, takes in zip(parts.models, parts.takes, strict=True):
-        passed = zip(part.inputs, takes, strict=True)
+        reject_lost_masks(parts.whole)
+    for part, sources in zip(parts.models, parts.takes, strict=True):
+        passed = zip(part.inputs, sources, strict=True)
         for shape in (x.shape[1:] for x, source in passed if source.stage != INPUTS):
             if None not in shape:
                 continue
             raise InvalidInput(
-                f"a stage would pass on rows of shape {list(shape)}, but the next one must know "
-                "how much to wait for: give keras.Input a shape of whole numbers"
+                f"a stage would send rows of shape {list(shape)}, but the next stage must know "
+                "the size of a message: give keras.Input a shape of whole numbers"
             )
     return parts

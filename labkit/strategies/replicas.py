@@ -1,4 +1,4 @@
-"""What all strategies share whose workers train models of their own, and meet now and then."""
+"""The base classes of strategies whose workers train separate models between exchanges."""
 
 from __future__ import annotations
 
@@ -11,111 +11,114 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.forecast import Query, StepForecast, of_program
 from labkit.forecast.worker_sampling import MEET, PLAYED, Crowd
-from labkit.programs import Parts, Program, Roles
+from labkit.programs import Program, Roles, ServerPieces
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
-from labkit.strategies.validation import one_of, refuse_in_parts
+from labkit.strategies.validation import one_of, refuse_keras_step_options
 
 
 class Replicas(Strategy):
-    """Each worker has weights and an optimizer of its own; how they meet, those say that derive.
+    """Each worker has separate weights and a separate optimizer; subclasses define the exchanges.
 
-    What is evaluated, and what training leaves, is the mean of the workers' weights, and of what
-    their layers keep beside these (moving statistics). All of them have the same number of steps.
+    The evaluated model, which is also the result of training, is the mean over workers of the
+    weights and of the moving statistics of layers. All workers have the same number of steps.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic",)
 
     @model_validator(mode="before")
     @classmethod
-    def _of_earlier_runs(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave out what records once said of all replicas, and what only some have."""
+    def _of_earlier_runs(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove fields that records of earlier versions have and this strategy does not have."""
         unused = {"compressor": None, "algorithm": "auto"}.items()
-        own = cls.model_fields
-        return {name: v for name, v in given.items() if name in own or (name, v) not in unused}
+        known = cls.model_fields
+        return {name: v for name, v in values.items() if name in known or (name, v) not in unused}
 
     @property
     def plays(self) -> bool:
-        """It is a program."""
+        """True: workers run programs on both clocks."""
         return True
 
     @property
     def replays(self) -> bool:
-        """No server knows all steps."""
+        """False: no server receives the gradients of all steps."""
         return False
 
     @property
     def central(self) -> bool:
-        """Whether one more, on a rank of its own, holds the weights that count."""
+        """Whether a server on a separate rank holds the resulting weights."""
         return False
 
     def extra_ranks(self, workers: int) -> int:
-        """Its rank."""
+        """Return 1 if there is a server, otherwise 0."""
         return int(self.central)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Each worker has weights of its own."""
+        """Return the server if there is one, otherwise all workers."""
         return [workers] if self.central else range(workers)
 
     @property
     def transport(self) -> Transport:
-        """They send and receive."""
+        """The transport of all messages: two-sided sends and receives."""
         return "two_sided"
 
     @property
     def serves_concurrently(self) -> bool:
-        """There is no server."""
+        """False: no server shares a rank with a worker."""
         return False
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows of a worker's part of the batch."""
+        """Return the number of rows in a worker's share of the batch, rounded up."""
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what models that are trained apart cannot do, before any rank starts."""
-        refuse_in_parts(experiment)
-        if experiment.feed == "scatter":
-            raise InvalidInput("feed='scatter' does not know workers apart; use feed='shard'")
+        """Raise InvalidInput, before any rank starts, for options that need a common model."""
+        refuse_keras_step_options(experiment)
+        if experiment.input_mode == "scatter":
+            raise InvalidInput(
+                "input_mode='scatter' does not support separate models; use input_mode='shard'"
+            )
 
     def train(self, session: Session) -> None:
-        """Play the programs of all workers."""
+        """Train by the programs of all workers."""
         session.play(self)
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Steps after which what workers exchange begins anew."""
+        """Return the number of steps after which the pattern of exchanges repeats."""
         return 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Where replicas wait for each other."""
+        """Return whether replicas wait for each other."""
         return self.cell(experiment.workers).synchronization in ("synchronous", "periodic")
 
     def crowd(self, workers: int) -> Crowd | None:
-        """A few in the place of so many, in a forecast; None: all."""
-        many = self.central and workers > PLAYED
-        return Crowd(self, PLAYED, workers / PLAYED) if many else None
+        """Return a sample of the workers for a forecast; None: simulate all workers."""
+        needs_sample = self.central and workers > PLAYED
+        return Crowd(self, PLAYED, workers / PLAYED) if needs_sample else None
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """By playing its programs."""
-        return of_program(asked, self, self.cycle(asked.experiment), self.crowd(asked.workers))
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step by simulation of the programs."""
+        return of_program(query, self, self.cycle(query.experiment), self.crowd(query.workers))
 
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
-        """No server holds anything."""
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
+        """Return no parts, because no server holds part of the weights."""
         return []
 
     def hosts(self, workers: int) -> list[int]:
-        """Each has a place of its own."""
+        """Return the ranks of all processes; each process has a separate rank."""
         return list(range(workers + self.extra_ranks(workers)))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What a worker does, from its begin or from a mark that it has set."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a worker does")
+        """Return one process's program, from its start or from the mark of a restart point."""
+        raise NotImplementedError(f"{type(self).__name__} must define program")
 
 
-class Meeting(Replicas):
-    """Replicas that meet all at once, by an allreduce.
+class SynchronousReplicas(Replicas):
+    """The base class of strategies whose replicas exchange values by an allreduce.
 
     Args:
-        algorithm: of the allreduce, a name of `labkit.schedules.ALLREDUCE`; "auto": the ring.
+        algorithm: The allreduce algorithm, a name of `labkit.schedules.ALLREDUCE`; "auto": the
+            ring.
     """
 
     algorithm: str = "auto"
@@ -126,11 +129,11 @@ class Meeting(Replicas):
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
 
     def crowd(self, workers: int) -> Crowd | None:
-        """As many as bring one that is late."""
+        """Return a worker sample that is large enough to contain a straggler; None: all workers."""
         central = super().crowd(workers)
         return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 
     @property
     def scheduled(self) -> str:
-        """The algorithm of the allreduce."""
+        """The allreduce algorithm, with the ring in place of "auto"."""
         return "ring" if self.algorithm == "auto" else self.algorithm

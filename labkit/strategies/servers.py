@@ -1,4 +1,4 @@
-"""What all strategies with servers share: who holds what, and what workers do."""
+"""The base class of strategies with parameter servers, and the programs that they share."""
 
 from __future__ import annotations
 
@@ -20,61 +20,63 @@ from labkit.programs import (
     CodecChannel,
     Compute,
     Drop,
-    Mark,
     Message,
-    Parts,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
+    ServerPieces,
     Snapshot,
     Update,
     passing,
     placed,
-    whole,
+    whole_replica_program,
 )
 from labkit.programs.actions import Action, Gradient, Vector
-from labkit.schedules.grid import Grid, check_fit
+from labkit.schedules.grid import Grid, validate_grid
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.validation import (
     OPTIMIZERS,
-    Given,
+    GridValue,
     one_of,
-    refuse_in_parts,
+    refuse_keras_step_options,
     refuse_norms,
     rows_and_columns,
 )
 
 
 class Servers(Strategy):
-    """Servers hold the weights and the optimizer; workers push gradients, and get new weights.
+    """Servers hold the weights and the optimizer; workers push gradients and receive new weights.
 
-    What servers do with gradients, and when they answer, is said by those that derive from this
-    one. Moving statistics of layers are kept by each worker, and the model keeps those of worker 0.
+    Subclasses define how servers apply gradients, and when servers answer. Each worker keeps the
+    moving statistics of its layers; the final model has worker 0's statistics.
 
     Args:
-        servers: how many hold weights.
-        colocated: servers share the ranks, and the links, of the first workers; else they have
-            ranks of their own, behind those of the workers.
-        placement: which server holds which tensor: "round_robin" and "greedy" by TensorFlow's
-            rules; "sharded" cuts the flat weights into equal stretches.
-        transport: on ranks, "two_sided" sends and receives; "one_sided" puts messages into memory
-            that their reader has set aside, who takes no part; "one_sided_dynamic" leaves them in
-            the sender's and tells their reader where, who fetches them. On the virtual clock all
-            are flows.
-        optimizer: of the servers, by its Keras name, at the experiment's rate; None: the
-            experiment's.
-        compressor: how workers and servers say less, in both directions: gradients through it,
-            weights as differences from what the worker has by now, see `programs.CodecChannel`;
-            one of `labkit.compression.COMPRESSORS`, its name, or None.
-        stages: each worker is a replica of so many places with some of the layers each, between
-            which one tensor passes; cut so that the largest has as few parameters as can be. Each
-            pushes and fetches its own part, and servers take those of a replica together.
-        grid: each worker is a replica over so many rows and columns of places, which compute tiles
-            of its layers, and units of Dense ones, as machines of `LocallyConnected` do. Each
-            pushes and fetches its own part; kernels of a Conv2D are those of the first, which hands
-            them to the others and adds up their gradients. Not together with stages.
+        servers: The number of servers that hold the weights.
+        colocated: Whether servers share the ranks, and the links, of the first workers; otherwise
+            servers have ranks after those of the workers.
+        placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
+            TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
+        transport: How messages travel between ranks. "two_sided": a send and a matching receive.
+            "one_sided": the sender puts messages into a memory window of the receiver, without the
+            receiver's participation. "one_sided_dynamic": messages stay in the sender's memory, and
+            the receiver fetches them from a given address. On the virtual clock all three are
+            simulated alike, as flows over links.
+        optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
+            rate; None: the experiment's optimizer.
+        compressor: The compressor for both directions: gradients, and weights as differences from
+            the worker's current weights, see `programs.CodecChannel`; one of
+            `labkit.compression.COMPRESSORS`, its name, or None.
+        stages: The number of pipeline stages of each worker; one tensor passes between neighbouring
+            stages. Cuts minimize the parameter count of the largest stage. Each stage pushes
+            gradients and fetches weights of its own layers. Servers apply the gradients of a
+            replica's stages together.
+        grid: The rows and columns of machines of each worker, which compute tiles of its layers and
+            units of Dense layers, as in `SpatialParallel`. Each machine pushes gradients and
+            fetches weights of its own part. The first machine holds the kernels of a Conv2D, sends
+            them to the others, and sums their gradients. A grid cannot be combined with stages.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -91,101 +93,104 @@ class Servers(Strategy):
 
     @classmethod
     def incompatibility(cls, compressor: Compressor) -> str:
-        """What servers and workers cannot say to each other."""
+        """Return the reason why servers and workers cannot use the compressor."""
         return compressor.unsupported_reason()
 
     @classmethod
-    def combines(cls, cell: Cell) -> bool:
-        """Parts of a worker say all."""
+    def supports(cls, cell: Cell) -> bool:
+        """Return False for the combination of divided workers and compression."""
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Whether workers are cut, too."""
+        """Return the cell; its parallelism is hybrid if workers have several stages or a grid."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
     @property
     def plays(self) -> bool:
-        """It is a program."""
+        """True: servers and workers run programs on both clocks."""
         return True
 
     def optimizer_of(self, experiment: ExperimentSpec) -> str:
-        """That of the servers."""
+        """Return the name of the servers' optimizer."""
         return self.optimizer or experiment.optimizer
 
     @property
     def serves_concurrently(self) -> bool:
-        """Whether a server answers others while the worker beside it computes."""
+        """Whether a server answers messages while the worker on the same rank computes."""
         return True
 
     @property
     def replica_cut(self) -> int | Grid:
-        """As the fields say."""
+        """The grid of each worker, or its number of pipeline stages."""
         return self.stages if self.grid in (None, (1, 1)) else self.grid
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Servers hold parts of the same weights."""
+        """Return (): no weights need averaging, because servers hold parts of the same weights."""
         return ()
 
     def extra_ranks(self, workers: int) -> int:
-        """Ranks of servers that compute no gradients, and of the other members of workers."""
-        return (0 if self.colocated else self.servers) + workers * self._others
+        """Return the number of ranks for servers and for further parts of divided workers."""
+        return (0 if self.colocated else self.servers) + workers * self._extra_members
 
     def places(self, worker: int, workers: int) -> list[int]:
-        """Those of its stages, or of the machines of its grid; the last one has the loss."""
-        first = workers + self.extra_ranks(0) + worker * self._others
-        return [*range(first, first + self._others), worker]
+        """Return the ranks of a worker's stages or machines; the last one computes the loss."""
+        first = workers + self.extra_ranks(0) + worker * self._extra_members
+        return [*range(first, first + self._extra_members), worker]
 
     @property
-    def _others(self) -> int:
+    def _extra_members(self) -> int:
         return (prod(self.grid) if self.grid else self.stages) - 1
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows of a worker's part of the batch."""
+        """Return the number of rows in a worker's share of the batch, rounded up."""
         return -(-batch_size // workers)
 
     def tolerated_failures(self, workers: int) -> int:
-        """All but one, where nobody waits for another."""
+        """Return the number of workers minus one, because no worker waits for another."""
         return workers - 1
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         workers, options = experiment.workers, experiment.optimizer_options
-        refuse_in_parts(experiment)
+        refuse_keras_step_options(experiment)
         if experiment.optimizer_options and self.optimizer is not None:
             raise InvalidInput(
-                "optimizer_options are those of the experiment's optimizer, but the servers have "
-                f"optimizer={self.optimizer!r}; leave one of both out"
+                "optimizer_options belong to the experiment's optimizer, but the servers have "
+                f"optimizer={self.optimizer!r}; remove one of the two"
             )
         if self.colocated and self.servers > workers:
             raise InvalidInput(
-                f"servers={self.servers} with colocated=True stand on the ranks of "
+                f"servers={self.servers} with colocated=True run on the ranks of "
                 f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
             )
-        if self.colocated and (hit := [w for w in experiment.gone if w < self.servers]):
+        if self.colocated and (hit := [w for w in experiment.failed_workers if w < self.servers]):
             raise InvalidInput(
-                f"lost={hit} stand at the places of servers={self.servers}, whose weights would be "
-                "lost with them; give other workers, or colocated=False"
+                f"worker_failures={hit} share ranks with servers={self.servers}, so that the "
+                "servers' "
+                "weights would be lost, too; give other workers, or colocated=False"
             )
         if self.compressor is not None:
-            self._refuse_unsaid(self.compressor)
-        if self._others or self.grid:
+            self._refuse_compressor(self.compressor)
+        if self._extra_members or self.grid:
             self._check_cut(experiment)
-        if experiment.feed == "scatter":
-            raise InvalidInput("feed='scatter' does not know servers; use feed='shard'")
+        if experiment.input_mode == "scatter":
+            raise InvalidInput(
+                "input_mode='scatter' does not support servers; use input_mode='shard'"
+            )
         optimizer = self.optimizer_of(experiment)
         if self.placement == "sharded" and self.servers > 1:
             refuse_norms(optimizer, options, part="server")
         elif self.servers > 1 and options.get("global_clipnorm") is not None:
             raise InvalidInput(
-                f"global_clipnorm={options['global_clipnorm']} needs the norm of all gradients, "
-                "but each server has some of them; use clipnorm, or servers=1"
+                f"global_clipnorm={options['global_clipnorm']} needs the norm of all "
+                "gradients, but each server holds some of them; use clipnorm, or servers=1"
             )
 
-    def _refuse_unsaid(self, compressor: Compressor) -> None:
-        if why := self.incompatibility(compressor):
+    def _refuse_compressor(self, compressor: Compressor) -> None:
+        if reason := self.incompatibility(compressor):
             raise InvalidInput(
-                f"compressor={type(compressor).__name__} {why}; use "
+                f"compressor={type(compressor).__name__} {reason}; use "
                 "ErrorFeedback(TopK(ratio=0.01)), QSGD(levels=127), Float16, …, or AllReduce"
             )
 
@@ -196,32 +201,33 @@ class Servers(Strategy):
             self._check_grid(self.grid, experiment)
         elif (blocks := experiment.blocks) is not None and self.stages > blocks:
             raise InvalidInput(
-                f"{cut} have a block at least, but the model is a chain of {blocks}; allowed: 1 to "
-                f"{blocks}"
+                f"{cut} need at least one block each, but the model is a chain of {blocks} "
+                f"blocks; allowed: 1 to {blocks}"
             )
         if self.compressor is not None or self.transport != "two_sided":
             one_sided = f"transport={self.transport!r}"
-            given = "a compressor" if self.transport == "two_sided" else one_sided
+            option = "a compressor" if self.transport == "two_sided" else one_sided
             raise InvalidInput(
-                f"{cut} with {given}, which knows the weights of whole workers; leave it out, or "
-                f"{whole}"
+                f"{cut} does not support {option}, which needs the weights of whole workers; "
+                f"remove it, or {whole}"
             )
 
     def _check_grid(self, grid: Grid, experiment: ExperimentSpec) -> None:
         if self.stages > 1:
             raise InvalidInput(
-                f"grid={grid} with stages={self.stages} cuts a replica twice; give one of both"
+                f"grid={grid} with stages={self.stages} divides a replica in two ways; give "
+                "one of both"
             )
         if experiment.precision.startswith("mixed"):
             raise InvalidInput(
-                f"grid={grid} with precision={experiment.precision!r}: what crosses between "
-                "machines is of the type of the weights; use precision='float32' or 'float64'"
+                f"grid={grid} with precision={experiment.precision!r}: messages between "
+                "machines have the dtype of the weights; use precision='float32' or 'float64'"
             )
-        check_fit(grid, None, experiment.planes or ())
+        validate_grid(grid, None, experiment.planes or ())
 
     @field_validator("grid", mode="before")
     @classmethod
-    def _grid(cls, value: Given) -> Given:
+    def _grid(cls, value: GridValue) -> GridValue:
         return rows_and_columns(value)
 
     @field_validator("optimizer")
@@ -232,178 +238,181 @@ class Servers(Strategy):
         return value
 
     def train(self, session: Session) -> None:
-        """Play the programs of workers and servers."""
+        """Train by the programs of workers and servers."""
         session.play(self)
 
     # --- a forecast ---------------------------------------------------------------------------
 
     @property
     def cycle(self) -> int:
-        """Steps of a worker after which what it exchanges begins anew."""
+        """The number of steps after which a worker's pattern of messages repeats."""
         return 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Where each update waits for all."""
+        """Return whether each update waits for all workers."""
         workers = experiment.workers
         return self.cell(workers).synchronization == "synchronous" and not self.tolerated_failures(
             workers
         )
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """By playing its programs; of many workers with a few, whose servers have as much to do."""
-        return of_program(asked, self, self.cycle, self._crowd(asked))
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step by simulation of the programs, with a sample of many workers."""
+        return of_program(query, self, self.cycle, self._crowd(query))
 
-    def _crowd(self, asked: Query) -> Crowd | None:
-        """Fewer workers, and as many servers, if they stand beside workers, in proportion.
+    def _crowd(self, query: Query) -> Crowd | None:
+        """Return a sample of workers with the same load per server, or None for few workers.
 
-        The load is that of the fullest server.
+        The sample has fewer colocated servers in proportion to its workers. The simulated load is
+        that of the server with the most weights.
         """
-        if asked.workers <= PLAYED and asked.workers * self.servers <= 2 * PLAYED:
+        if query.workers <= PLAYED and query.workers * self.servers <= 2 * PLAYED:
             return None
-        most = PLAYED if self.servers < PLAYED or not self.colocated else PLAYED // 2
-        few = min(asked.workers, most)
-        shapes, scale = shapes_of(asked), few / asked.workers
-        count = max(1, min(few, round(self.servers * scale))) if self.colocated else 1
+        limit = PLAYED if self.servers < PLAYED or not self.colocated else PLAYED // 2
+        sample = min(query.workers, limit)
+        shapes, scale = shapes_of(query), sample / query.workers
+        count = max(1, min(sample, round(self.servers * scale))) if self.colocated else 1
         fullest = max(part.size for part in self.parts(shapes)) / sum(map(prod, shapes))
-        fields = {"servers": count, "placement": "sharded", **self._fewer(scale)}
-        return Crowd(self.model_copy(update=fields), few, fullest * count / scale)
+        fields = {"servers": count, "placement": "sharded", **self._scaled_fields(scale)}
+        return Crowd(self.model_copy(update=fields), sample, fullest * count / scale)
 
-    def _fewer(self, scale: float) -> dict[str, Any]:
-        """Fields that count workers, for so many times as many."""
+    def _scaled_fields(self, scale: float) -> dict[str, Any]:
+        """Return the fields that depend on the number of workers, scaled to the sample."""
         return {}
 
     # --- the programs ------------------------------------------------------------------------
 
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[Parts]:
-        """What each server holds."""
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
+        """Return the part of the weights that each server holds."""
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """The place of each worker, of each server, then of the other members of workers."""
+        """Return the ranks of workers, of servers, and of further parts of divided workers."""
         first = 0 if self.colocated else workers
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What this one does, from its begin or from a mark that it has set."""
-        does = self.serve if number in roles.servers else self.work
+        """Return one process's program, from its start or from the mark of a restart point."""
+        program = self.serve if number in roles.servers else self.work
         if not roles.cut:
-            return does(roles, number, mark)
+            return program(roles, number, mark)
         if number in roles.servers:
-            return whole(partial(does, roles, number), roles, number, mark)
-        own = roles.of_member(roles.place(number).member)
-        return passing(partial(does, own, number), roles, number, mark)
+            return whole_replica_program(partial(program, roles, number), roles, number, mark)
+        member_roles = roles.of_member(roles.place(number).member)
+        return passing(partial(program, member_roles, number), roles, number, mark)
 
-    def begins(
+    def worker_state(
         self, roles: Roles, number: int
     ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
-        """A worker's weights, their versions and its ends of what is said, by server."""
-        talks = {
+        """Return a worker's weights, and by server the weights' versions and codec channels."""
+        channels = {
             server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
         }
-        return roles.weights, dict.fromkeys(roles.servers, 0), talks
+        return roles.weights, dict.fromkeys(roles.servers, 0), channels
 
-    def talks(self, roles: Roles, server: int) -> list[CodecChannel]:
-        """A server's ends of what it says to each worker."""
+    def server_channels(self, roles: Roles, server: int) -> list[CodecChannel]:
+        """Return a server's codec channels by worker."""
         return [
             CodecChannel(self.compressor, roles, worker, server) for worker in range(roles.workers)
         ]
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """What a server does."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what a server does")
+        """Return a server's program."""
+        raise NotImplementedError(f"{type(self).__name__} must define serve")
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
-        """What a worker does: compute, push, wait for the weights of all servers."""
-        over = False
-        weights, versions, talks = mark or self.begins(roles, number)
-        while not over:
-            yield Mark((weights, versions, talks))
-            yield from pushed(roles, talks, versions, number, (yield Compute(weights)))
-            weights, over = yield from fetched(roles, talks, versions)
+        """Compute a gradient, push it, and wait for the weights of all servers, in a loop."""
+        ends = False
+        weights, versions, channels = mark or self.worker_state(roles, number)
+        while not ends:
+            yield RestartPoint((weights, versions, channels))
+            yield from push_gradient(roles, channels, versions, number, (yield Compute(weights)))
+            weights, ends = yield from fetch_weights(roles, channels, versions)
         for server in roles.servers:
-            yield Send(server, Message(number))  # nothing more will come
+            yield Send(server, Message(number))  # the last message of this worker
 
 
-def pushed(
+def push_gradient(
     roles: Roles,
-    talks: Mapping[int, CodecChannel],
+    channels: Mapping[int, CodecChannel],
     versions: Mapping[int, int],
     number: int,
-    found: Gradient,
+    gradient: Gradient,
 ) -> Generator[Action, Any, None]:
-    """A worker's gradient on its way to all servers; who waits for answers keeps none of it."""
-    about = found.rows, found.step, found.last
+    """Send a worker's gradient to all servers, without keeping a copy."""
+    metadata = gradient.rows, gradient.step, gradient.last
     for server in roles.servers:
-        said = yield Code(partial(talks[server].push, roles.part(server).take(found.values)))
-        yield Send(server, Message(number, said, versions[server], *about))
+        payload = yield Code(
+            partial(channels[server].push, roles.part(server).take(gradient.values))
+        )
+        yield Send(server, Message(number, payload, versions[server], *metadata))
 
 
-def fetched(
-    roles: Roles, talks: Mapping[int, CodecChannel], versions: dict[int, int]
+def fetch_weights(
+    roles: Roles, channels: Mapping[int, CodecChannel], versions: dict[int, int]
 ) -> Generator[Action, Any, tuple[Vector, bool]]:
-    """The weights that all servers answer with, and whether there is no more to do.
+    """Receive the weights of all servers, and return them and whether training ends.
 
     Args:
-        roles: who there is.
-        talks: a worker's ends, by server.
-        versions: of the weights that it has; they become those of the answers.
+        roles: The roles of all processes.
+        channels: The worker's codec channels, by server.
+        versions: The versions of the worker's weights by server, updated in place.
     """
     parts: dict[int, Vector] = {}
-    over = False
+    ends = False
     for server in roles.servers:
         answer = yield Receive(server)
-        parts[server] = yield Code(partial(talks[server].answered, answer.values))
+        parts[server] = yield Code(partial(channels[server].answered, answer.values))
         versions[server] = answer.version
-        over = over or answer.ends
-    return roles.whole(parts), over
+        ends = ends or answer.ends
+    return roles.assemble_weights(parts), ends
 
 
 def aggregate(
-    roles: Roles, number: int, mark: Any, talks: Sequence[CodecChannel], backups: int = 0
+    roles: Roles, number: int, mark: Any, channels: Sequence[CodecChannel], backups: int = 0
 ) -> Program:
-    """A server of whose updates each waits for the gradients of one clock, but for the slowest."""
+    """Return the program of a server whose update waits for all workers but `backups`."""
     weights, total = roles.part(number).take(roles.weights), roles.steps * roles.epochs
-    clock, last, here, gone = 0, False, list[Message](), 0
+    clock, last, pending, finished = 0, False, list[Message](), 0
     if mark is not None:
-        weights, total, clock, last, here, gone, talks = mark
-    while gone < roles.workers:
-        yield Mark((weights, total, clock, last, here, gone, talks))
+        weights, total, clock, last, pending, finished, channels = mark
+    while finished < roles.workers:
+        yield RestartPoint((weights, total, clock, last, pending, finished, channels))
         push = yield Receive()
         if push.values is None:
-            gone += 1
+            finished += 1
             continue
         last = last or push.ends
         if push.version < clock:
             yield Drop(push)
-            said = yield Code(partial(talks[push.source].answer, weights))
-            answer = Message(number, said, clock, ends=clock == total)
+            payload = yield Code(partial(channels[push.source].answer, weights))
+            answer = Message(number, payload, clock, ends=clock == total)
             yield Send(push.source, answer, answers=push)
             continue
-        gradient = yield Code(partial(talks[push.source].pushed, push.values))
-        here.append(replace(push, values=gradient))
-        if len(here) < roles.workers - backups:
+        gradient = yield Code(partial(channels[push.source].pushed, push.values))
+        pending.append(replace(push, values=gradient))
+        if len(pending) < roles.workers - backups:
             continue
-        here.sort(key=lambda message: message.source)
-        weights = yield Update(mean(here, [push.rows for push in here]), tuple(here))
+        pending.sort(key=lambda message: message.source)
+        weights = yield Update(mean(pending, [push.rows for push in pending]), tuple(pending))
         clock += 1
         total = clock if last and number == roles.lead else total
-        for each in here:
+        for message in pending:
             ends = number == roles.lead and clock == total
-            said = yield Code(partial(talks[each.source].answer, weights))
-            yield Send(each.source, Message(number, said, clock, ends=ends), answers=each)
-        here = []
+            payload = yield Code(partial(channels[message.source].answer, weights))
+            yield Send(message.source, Message(number, payload, clock, ends=ends), answers=message)
+        pending = []
         if clock % roles.steps == 0:
             yield Snapshot(clock // roles.steps - 1, weights)
 
 
 def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
-    """The mean of gradients, each by its share; the first ones first."""
+    """Return the mean of gradients, weighted by their shares and summed in the given order."""
     values = [push.values for push in pushes if push.values is not None]
     if len(values) == 1:
         return values[0]
     total = sum(shares) or 1
-    found: Vector = values[0] * values[0].dtype.type(shares[0] / total)
+    result: Vector = values[0] * values[0].dtype.type(shares[0] / total)
     for value, share in zip(values[1:], shares[1:], strict=True):
-        found += value * value.dtype.type(share / total)
-    return found
+        result += value * value.dtype.type(share / total)
+    return result

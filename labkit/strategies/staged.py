@@ -1,4 +1,4 @@
-"""What strategies that cut a model into stages have in common."""
+"""The base class of strategies that cut a model into stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import PositiveInt, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import hint
 from labkit.common.rows import cut as divided
-from labkit.strategies.pipeline_rank import Cut, own_models, split, through
+from labkit.strategies.pipeline_rank import PipelineRank, local_stages, split, stage_predictor
 from labkit.strategies.strategy import (
     Batch,
     ExperimentSpec,
@@ -24,12 +24,12 @@ from labkit.strategies.strategy import (
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.validation import (
     norms,
-    refuse_given,
-    refuse_in_parts,
+    refuse_batch_division,
+    refuse_keras_step_options,
     refuse_narrow,
     refuse_norms,
+    refuse_optimizer,
     refuse_remainder,
-    refuse_shares,
 )
 
 if TYPE_CHECKING:
@@ -38,26 +38,28 @@ if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator
     from labkit.model_parallel.losses import Losses
-    from labkit.model_parallel.stages import Blocks, Parts, Stage
-    from labkit.schedules.pipeline import Table
+    from labkit.model_parallel.stages import Blocks, Stage, StageModels
+    from labkit.schedules.pipeline import ScheduleTable
 
 
 class Staged(Strategy):
-    """Contiguous layers on each rank, or on the slices of a stage; replicas share a batch.
+    """The base class of pipelines: each stage of layers is on one rank, or sliced over several.
 
-    Ranks are replicas × stages × slices: rank (replica stages + stage) slices + slice. The ranks of
-    one slice number in all stages of a replica are a lane, in which a batch moves from stage to
-    stage; those of one stage are a group, which divides layers.
+    Replicas of the model divide each batch. A slice of a stage is on rank (replica × stages +
+    stage) × slices + slice. The ranks with one slice number in all stages of a replica form a lane,
+    through which a batch passes from stage to stage. The ranks of one stage form a group, which
+    divides the stage's layers.
     """
 
     resumable: ClassVar[bool] = True
-    called: ClassVar[str] = "stages"  # the field with the ranks of a lane
+    stages_field: ClassVar[str] = "stages"  # name of the field with the ranks of a lane
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
-    unlocked: ClassVar[bool] = False  # whether stages go on without waiting for the step's end
+    # Whether stages start the next step before the end of the current one.
+    unlocked: ClassVar[bool] = False
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
-    slices: PositiveInt = 1
+    tensor_parallel_size: PositiveInt = 1
 
     @field_validator("partition")
     @classmethod
@@ -70,126 +72,147 @@ class Staged(Strategy):
         return value
 
     def ranks(self, workers: int) -> int:
-        """Of one lane: as many as asked for, or all that there are."""
-        return getattr(self, self.called) or workers // self.slices
+        """Return the number of ranks in a lane: the field, or the most that the workers allow."""
+        return getattr(self, self.stages_field) or workers // self.tensor_parallel_size
 
     def depth(self, workers: int) -> int:
-        """Stages of one replica: one a rank, where the strategy does not say otherwise."""
+        """Return the number of stages of one replica; default: one per rank."""
         return self.ranks(workers)
 
     def cell(self, workers: int) -> Cell:
-        """Several replicas divide the data, too, and slices divide stages."""
+        """Return the cell, whose parallelism is hybrid with several replicas or slices."""
         cell = super().cell(workers)
-        twice = self.slices > 1 or self.replicas(workers) > 1
-        return cell._replace(parallelism="hybrid") if twice else cell
+        hybrid = self.tensor_parallel_size > 1 or self.replicas(workers) > 1
+        return cell._replace(parallelism="hybrid") if hybrid else cell
 
-    def table(self, ranks: int, iterations: int = 1) -> Table:
-        """The schedule of one replica; iterations: of a schedule that goes on from step to step."""
+    def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
+        """Return the schedule of one replica, for a number of successive iterations."""
         raise NotImplementedError
 
     @property
     def parts(self) -> int:
-        """Into which a replica's rows are divided, with a loss each; 1, if not said otherwise."""
+        """The number of parts of a replica's rows that have separate losses; default: 1."""
         return 1
 
     def replicas(self, workers: int) -> int:
-        """Models that share a batch."""
-        return workers // (self.ranks(workers) * self.slices)
+        """Return the number of model replicas that divide each batch."""
+        return workers // (self.ranks(workers) * self.tensor_parallel_size)
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Of the largest batch that goes through a stage at a time."""
+        """Return the number of rows in the largest batch that passes through a stage at a time."""
         return -(-batch_size // self.replicas(workers))
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """The ranks of one place in all replicas: they divide the batch among them."""
-        ranks = self.ranks(communicator.size) * self.slices
+        """Return the ranks of the same stage and slice in all replicas, which divide the batch."""
+        ranks = self.ranks(communicator.size) * self.tensor_parallel_size
         return communicator.split(communicator.rank % ranks)
 
     def colours(self, rank: int, workers: int) -> tuple[int, int]:
-        """Which lane and which group a rank belongs to."""
-        replica = rank // (self.ranks(workers) * self.slices)
-        return replica * self.slices + rank % self.slices, rank // self.slices
+        """Return the numbers of a rank's lane and group."""
+        replica = rank // (self.ranks(workers) * self.tensor_parallel_size)
+        return (
+            replica * self.tensor_parallel_size + rank % self.tensor_parallel_size,
+            rank // self.tensor_parallel_size,
+        )
 
     def check_stages(self, experiment: ExperimentSpec) -> None:
-        """Refuse what no model in stages can do, or this one as far as it is known."""
+        """Raise InvalidInput for options that stages, or a model known already, do not support."""
         workers = experiment.workers
-        refuse_in_parts(experiment)
-        refuse_remainder("slices", self.slices, workers)
+        refuse_keras_step_options(experiment)
+        refuse_remainder("tensor_parallel_size", self.tensor_parallel_size, workers)
         ranks, stages = self.ranks(workers), self.depth(workers)
-        whose = "workers" if self.slices == 1 else f"workers/slices={workers}/{self.slices}"
-        refuse_remainder(self.called, ranks, workers // self.slices, whose)
-        refuse_shares(experiment, "the stages of a pipeline", self.replicas(workers))
+        total_name = (
+            "workers"
+            if self.tensor_parallel_size == 1
+            else f"workers/tensor_parallel_size={workers}/{self.tensor_parallel_size}"
+        )
+        refuse_remainder(self.stages_field, ranks, workers // self.tensor_parallel_size, total_name)
+        refuse_batch_division(experiment, "the stages of a pipeline", self.replicas(workers))
         if not isinstance(self.partition, str) and len(self.partition) != stages:
             raise InvalidInput(
-                f"partition={list(self.partition)} is of {len(self.partition)} stages; give "
-                f"{stages} numbers, one a stage"
+                f"partition={list(self.partition)} has {len(self.partition)} stages; give "
+                f"{stages} numbers, one per stage"
             )
         if experiment.blocks is not None:
             self.check_blocks(experiment.blocks, workers)
-        if self.slices > 1:
-            refuse_narrow(self.slices, experiment, getattr(self, self.called) or 1)
+        if self.tensor_parallel_size > 1:
+            refuse_narrow(
+                self.tensor_parallel_size, experiment, getattr(self, self.stages_field) or 1
+            )
         self.check_optimizer(experiment.optimizer, experiment.optimizer_options)
 
     def check_blocks(self, blocks: int, workers: int) -> None:
-        """Refuse what a model of so many blocks, see `Question`, cannot do."""
+        """Raise InvalidInput if a model with so many blocks cannot be cut into these stages."""
         ranks, stages = self.ranks(workers), self.depth(workers)
         if stages > blocks:
-            chunks, lane = stages // ranks, workers // self.slices
-            fit = [n for n in range(1, ranks) if lane % n == 0 and n * chunks <= blocks]
-            allowed = " or ".join(map(str, fit)) if fit else "none: give fewer chunks"
-            given = f"{self.called}={ranks}" + (f" of chunks={chunks}" if chunks > 1 else "")
+            chunks, lane = stages // ranks, workers // self.tensor_parallel_size
+            divisors = [n for n in range(1, ranks) if lane % n == 0 and n * chunks <= blocks]
+            allowed = (
+                " or ".join(map(str, divisors)) if divisors else "none: give fewer virtual stages"
+            )
+            option = f"{self.stages_field}={ranks}" + (
+                f" of virtual_stages_per_rank={chunks}" if chunks > 1 else ""
+            )
             raise InvalidInput(
-                f"{given} is of {stages} stages with a block at least, but the model is a chain of "
-                f"{blocks}; allowed with workers={workers}: {allowed}"
+                f"{option} has {stages} stages, which need at least one block each, but the "
+                f"model is a chain of {blocks} blocks; allowed with workers={workers}: "
+                f"{allowed}"
             )
         if not isinstance(self.partition, str) and sum(self.partition) != blocks:
-            spare = divided(blocks - stages, self.partition)
-            near = [1 + b - a for a, b in pairwise(spare)]
+            extra = divided(blocks - stages, self.partition)
+            example = [1 + b - a for a, b in pairwise(extra)]
             raise InvalidInput(
-                f"partition={list(self.partition)} is of {sum(self.partition)} blocks, the model "
-                f"has {blocks}; give {stages} numbers from 1 that add up to it, such as {near}"
+                f"partition={list(self.partition)} has {sum(self.partition)} blocks, but the "
+                f"model has {blocks}; give {stages} positive numbers with this sum, such as "
+                f"{example}"
             )
 
     def check_optimizer(self, optimizer: str, options: Mapping[str, JSON]) -> None:
-        """Refuse what needs gradients that no rank has.
+        """Raise InvalidInput for an optimizer that needs gradients of several ranks.
 
         Args:
-            optimizer: its name, in lower case.
-            options: its arguments.
+            optimizer: The name of the optimizer, in lower case.
+            options: The arguments of the optimizer.
         """
-        if self.slices > 1:
+        if self.tensor_parallel_size > 1:
             refuse_norms(optimizer, options)
-        given = options.get("global_clipnorm")
-        if given is not None:
+        norm = options.get("global_clipnorm")
+        if norm is not None:
             raise InvalidInput(
-                f"global_clipnorm={given} needs the gradients of all layers on one rank, but each "
-                "rank has those of its own; use clipnorm (by variable) or clipvalue"
+                f"global_clipnorm={norm} needs the gradients of all layers on one rank, but "
+                "each rank has only those of its layers; use clipnorm (by variable) or "
+                "clipvalue"
             )
 
     def edges(
         self, model: keras.Model, workers: int, seconds: Sequence[float] | None = None
     ) -> list[int]:
-        """The blocks with which the stages of a model begin, and how many there are.
+        """Return the index of each stage's first block, followed by the number of all blocks.
 
         Args:
-            model: the whole one.
-            workers: of all replicas.
-            seconds: of each block, where they were measured; else parameters stand for them.
+            model: The whole model.
+            workers: The number of workers in all replicas.
+            seconds: The measured time of each block, in seconds; None: cuts balance parameter
+                counts.
         """
-        from labkit.model_parallel.stages import by_hand, by_parameters, cheapest
+        from labkit.model_parallel.stages import (
+            balance_costs,
+            balance_parameters,
+            explicit_partition,
+        )
 
         blocks = self.blocks(model, workers)
         if not isinstance(self.partition, str):
-            return by_hand(self.partition, len(blocks))
+            return explicit_partition(self.partition, len(blocks))
         if seconds is not None:
-            return cheapest(seconds, self.depth(workers))
-        each = blocks.split(range(len(blocks) + 1)).models
-        return by_parameters([part.count_params() for part in each], self.depth(workers))
+            return balance_costs(seconds, self.depth(workers))
+        parts = blocks.split(range(len(blocks) + 1)).models
+        return balance_parameters([part.count_params() for part in parts], self.depth(workers))
 
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
-        """The blocks of a model: where one tensor passes alone, if that makes enough of them.
+        """Return the blocks of a model: the layers between points where a single tensor passes.
 
-        Else, or where a partition counts so many, they are its layers.
+        If these blocks are too few, or if the partition counts layers, each layer is a block.
         """
         from labkit.model_parallel.stages import Blocks
 
@@ -202,43 +225,46 @@ class Staged(Strategy):
             if self.depth(workers) > len(wide) and wide.shared():
                 raise InvalidInput(
                     f"{self.depth(workers)} stages are too many: calls that share weights "
-                    f"({', '.join(wide.shared())}) and all between them stand in one stage, which "
-                    f"leaves {len(wide)}; give at most so many, or layers of their own"
+                    f"({', '.join(wide.shared())}) and all layers between them belong to one "
+                    f"stage, which leaves {len(wide)} stages; give at most so many, or "
+                    "separate layers"
                 )
         self.check_blocks(len(blocks), workers)
         return blocks
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
-        """Through the stages, one micro-batch behind the other.
+        """Return a predictor that pipelines several micro-batches through the stages.
 
-        With partition="time" they are cut by parameters here: nobody has measured.
+        With partition="time" the cuts balance parameter counts, because no block has been timed.
         """
         edges = self.edges(model, replica.size)
         parts = split(self.blocks(model, replica.size), edges)
         models = parts.models
-        if self.slices == 1:
-            return through(replica, parts, *own_models(models, replica))
+        if self.tensor_parallel_size == 1:
+            return stage_predictor(replica, parts, *local_stages(models, replica))
         self._refuse_whole(models)
 
-        def once(batches: Iterable[Batch]) -> Iterator[Predicted]:
-            lane, group = (replica.split(c) for c in self.colours(replica.rank, replica.size))
-            yield from through(lane, parts, *own_models(models, lane, group))(batches)
+        def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
+            lane, group = (
+                replica.split(colour) for colour in self.colours(replica.rank, replica.size)
+            )
+            yield from stage_predictor(lane, parts, *local_stages(models, lane, group))(batches)
             group.close()
             lane.close()
 
-        return once
+        return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """The stages of this rank; of slices of stages it keeps the whole model."""
+        """Return the predictor and the variables of this rank's stages, or of the whole model."""
         from labkit.model_parallel.stages import INPUTS
 
-        if self.slices > 1:
+        if self.tensor_parallel_size > 1:
             return super().serving(model, replica)
         parts = split(self.blocks(model, replica.size), self.edges(model, replica.size))
-        own, sliced = own_models(parts.models, replica)
-        reads = any(source.stage == INPUTS for number in own for source in parts.takes[number])
-        variables = [variable for part in own.values() for variable in part.variables]
-        return Serving(through(replica, parts, own, sliced), reads, variables)
+        models, sliced = local_stages(parts.models, replica)
+        reads = any(source.stage == INPUTS for number in models for source in parts.takes[number])
+        variables = [variable for part in models.values() for variable in part.variables]
+        return Serving(stage_predictor(replica, parts, models, sliced), reads, variables)
 
     def cut(
         self,
@@ -246,74 +272,85 @@ class Staged(Strategy):
         optimizer: keras.optimizers.Optimizer,
         recompute: bool = False,
         late: int = 1,
-    ) -> Cut:
-        """This rank's stages of the session's model, which is compiled with the optimizer.
+    ) -> PipelineRank:
+        """Return this rank's stages of the session's model, after compiling it with the optimizer.
 
         Args:
-            session: of this rank.
-            optimizer: of all its stages.
-            recompute: as of `labkit.model_parallel.stages.Stage`.
-            late: steps after which the stages keep as much as they ever will.
+            session: The session of this rank.
+            optimizer: The optimizer of all stages.
+            recompute: Whether stages recompute activations, see
+                `labkit.model_parallel.stages.Stage`.
+            late: The number of steps after which the memory use of stages is at its peak.
         """
         from labkit.communicator import computing
         from labkit.model_parallel.losses import Losses
-        from labkit.model_parallel.stages import INPUTS, Ledger
-        from labkit.model_parallel.weights import Whole
+        from labkit.model_parallel.stages import INPUTS, MemoryLedger
+        from labkit.model_parallel.weights import WholeWeights
 
         self.check_optimizer(type(optimizer).__name__.lower(), norms(optimizer))
-        refuse_given(optimizer)
+        refuse_optimizer(optimizer)
         session.compile(optimizer)
-        everyone, model = session.communicator, session.model
-        lane, group = (session.part(c) for c in self.colours(everyone.rank, everyone.size))
+        communicator, model = session.communicator, session.model
+        lane, group = (
+            session.part(colour) for colour in self.colours(communicator.rank, communicator.size)
+        )
         seconds: Any = None
         if self.partition == "time":
             seconds = session.once("seconds of blocks", lambda: self._seconds(session))
-        edges = self.edges(model, everyone.size, seconds)
-        blocks = self.blocks(model, everyone.size)
+        edges = self.edges(model, communicator.size, seconds)
+        blocks = self.blocks(model, communicator.size)
         parts = self.split(model, blocks, edges)
         models = parts.models
         self._refuse_whole(models)
         session.partition = blocks.described(edges, seconds)
-        own, sliced = own_models(models, lane, group)
-        ledger, stages = Ledger(late), {}
+        local_models, sliced = local_stages(models, lane, group)
+        ledger, stages = MemoryLedger(late), {}
         losses = Losses(model, session.readers, self.parts)
-        for number, part in own.items():
+        for number, part in local_models.items():
             loss = losses if number == len(models) - 1 else None
             read = [source.stage == INPUTS for source in parts.takes[number]]
             stages[number] = self.stage(part, loss, read, recompute)
-            stages[number].ledger, stages[number].computing = ledger, computing(everyone)
-        # The first slice of each stage in the first replica says what its weights are.
-        owners = {rank * self.slices: models[rank :: lane.size] for rank in range(lane.size)}
-        whole = Whole(model, owners, lane.rank * self.slices, everyone, sliced)
-        watched = session.experiment.callbacks is not None
-        return Cut(lane, stages, sliced, parts, edges, ledger, whole, watched, losses)
+            stages[number].ledger, stages[number].computing = ledger, computing(communicator)
+        # The first slice of each stage in the first replica broadcasts the weights of the stage.
+        senders = {
+            rank * self.tensor_parallel_size: models[rank :: lane.size] for rank in range(lane.size)
+        }
+        all_weights = WholeWeights(
+            model, senders, lane.rank * self.tensor_parallel_size, communicator, sliced
+        )
+        has_callbacks = session.experiment.callbacks is not None
+        return PipelineRank(
+            lane, stages, sliced, parts, edges, ledger, all_weights, has_callbacks, losses
+        )
 
-    def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> Parts:
-        """The stages of a model, as models that share its layers."""
+    def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> StageModels:
+        """Return the stages of a model, as models that share its layers."""
         return split(blocks, edges)
 
     def stage(
         self, model: keras.Model, loss: Losses | None, read: Sequence[bool], recompute: bool
     ) -> Stage:
-        """What trains a stage on its rank; arguments as of `labkit.model_parallel.stages.Stage`."""
+        """Return the trainer of a stage; arguments: see `labkit.model_parallel.stages.Stage`."""
         from labkit.model_parallel.stages import Stage
 
         return Stage(model, loss, recompute=recompute, read=read)
 
     def _refuse_whole(self, models: list[keras.Model]) -> None:
-        """Refuse stages none of which has something to cut."""
-        from labkit.model_parallel.tensor import refuse_whole
+        """Raise InvalidInput if no stage has a layer that can be sliced."""
+        from labkit.model_parallel.tensor import require_divisible
 
-        if self.slices > 1:
-            refuse_whole(models, self.slices)
+        if self.tensor_parallel_size > 1:
+            require_divisible(models, self.tensor_parallel_size)
 
     def _seconds(self, session: Session) -> list[float]:
-        """Of each block, whole, on rank 0; the same for all: they must cut at the same places."""
+        """Return each block's seconds, measured on rank 0 and broadcast to all ranks."""
         from labkit.model_parallel.stages import block_seconds
 
-        found, workers = None, session.communicator.size
+        seconds, workers = None, session.communicator.size
         if session.communicator.rank == 0:
             rows = self.rows(session.experiment.batch_size, workers)
             blocks = self.blocks(session.model, workers)
-            found = block_seconds(session.model, rows, session.communicator.clock, blocks)
-        return list(session.communicator.share(found, what="the seconds of the blocks"))
+            seconds = block_seconds(session.model, rows, session.communicator.clock, blocks)
+        return list(
+            session.communicator.broadcast_object(seconds, label="the seconds of the blocks")
+        )

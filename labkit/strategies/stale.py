@@ -1,4 +1,4 @@
-"""Gradients of weights that are some updates old: who may run ahead, and what mends it."""
+"""Asynchronous training with bounded or corrected staleness of gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from labkit.forecast.worker_sampling import PLAYED
 from labkit.programs import (
     Code,
     Drop,
-    Mark,
     Message,
     Program,
     Receive,
+    RestartPoint,
     Roles,
     Send,
     Snapshot,
@@ -32,66 +32,71 @@ from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):
-    r"""What asynchronous servers can do about a gradient that is τ updates old.
+    r"""A base class of asynchronous servers with corrections for gradients that are τ updates old.
 
     Args:
-        remedy: "per_gradient": its learning rate is \(\alpha / \max(1, \tau)\); "mean":
-            \(\alpha / \bar\tau\) with the staleness that gradients have on average, whatever
-            the machines; "momentum": gradients that come late act as momentum does, so the
-            optimizer has less of it: \(\mu'\) with \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) -
-            \bar\tau)\), at \((1-\mu')/(1-\mu)\) times the rate; "delay_compensated":
-            \(g + \lambda\, g \odot g \odot (w - w_{then})\), a Taylor term with the diagonal of the
-            gradients' outer product in place of the Hessian.
-        compensation: λ of the last one.
+        staleness_correction: The correction. "per_gradient": the learning rate of a gradient is
+            \(\alpha / \max(1, \tau)\). "mean": the learning rate is \(\alpha / \bar\tau\) with the
+            average staleness, which does not depend on the speeds of machines. "momentum": late
+            gradients act as momentum, so that the optimizer's momentum is reduced to \(\mu'\) with
+            \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\), at \((1-\mu')/(1-\mu)\) times the
+            learning rate. "delay_compensated": the gradient becomes \(g + \lambda\, g \odot g \odot
+            (w - w_{then})\), a Taylor term with the diagonal of the gradients' outer product in
+            place of the Hessian.
+        delay_compensation: The factor λ of "delay_compensated".
 
-    Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and
-    S. Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210; that asynchrony
-    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774 (the formula is our own: it keeps
-    the mean age of what a step is made of, and the size of the steps); S. Zheng et al.,
+    Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and S.
+    Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210; that asynchrony
+    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774 (the formula is our own: it
+    preserves the mean age of the gradients in a step, and the size of the steps); S. Zheng et al.,
     Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a constant λ.
     """
 
-    remedy: Literal["per_gradient", "mean", "momentum", "delay_compensated"] | None = None
-    compensation: NonNegativeFloat = 0.04
+    staleness_correction: (
+        Literal["per_gradient", "mean", "momentum", "delay_compensated"] | None
+    ) = None
+    delay_compensation: NonNegativeFloat = 0.04
 
     def staleness_of(self, workers: int) -> float:
-        """How many updates old gradients are on average."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how old gradients are")
+        """Return the average staleness of gradients, in updates."""
+        raise NotImplementedError(f"{type(self).__name__} must define staleness_of")
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         super().check(experiment)
         optimizer = self.optimizer_of(experiment)
-        if self.remedy == "momentum" and not (optimizer == "sgd" and _momentum(experiment)):
+        if self.staleness_correction == "momentum" and not (
+            optimizer == "sgd" and _momentum(experiment)
+        ):
             raise InvalidInput(
-                "remedy='momentum' takes some of the optimizer's momentum away; "
-                f"optimizer={optimizer!r} has {_momentum(experiment):g}: use optimizer='sgd' with "
-                "optimizer_options={'momentum': 0.9}"
+                "staleness_correction='momentum' reduces the optimizer's momentum, but "
+                f"optimizer={optimizer!r} has {_momentum(experiment):g}; use optimizer='sgd' "
+                "with optimizer_options={'momentum': 0.9}"
             )
 
     def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
-        """Those of the experiment, with what is left of the momentum."""
+        """Return the experiment's optimizer options, with the reduced momentum."""
         options = super().optimizer_options_of(experiment)
-        if self.remedy != "momentum":
+        if self.staleness_correction != "momentum":
             return options
-        return {**options, "momentum": self._left(experiment)}
+        return {**options, "momentum": self._reduced_momentum(experiment)}
 
     def rate_of(self, experiment: ExperimentSpec) -> float:
-        """As large as makes up for the momentum that is gone."""
-        if self.remedy != "momentum":
+        """Return the factor on the learning rate that compensates for the reduced momentum."""
+        if self.staleness_correction != "momentum":
             return 1.0
-        return (1 - self._left(experiment)) / (1 - _momentum(experiment))
+        return (1 - self._reduced_momentum(experiment)) / (1 - _momentum(experiment))
 
-    def _left(self, experiment: ExperimentSpec) -> float:
+    def _reduced_momentum(self, experiment: ExperimentSpec) -> float:
         momentum = _momentum(experiment)
         age = max(0.0, momentum / (1 - momentum) - self.staleness_of(experiment.workers))
         return age / (1 + age)
 
     def rate(self, staleness: int, workers: int) -> float:
-        """The factor on the learning rate of a gradient so old; 1 where nothing is mended."""
-        if self.remedy == "per_gradient":
+        """Return the factor on the learning rate of a gradient of this staleness."""
+        if self.staleness_correction == "per_gradient":
             return 1.0 / max(1, staleness)
-        if self.remedy == "mean":
+        if self.staleness_correction == "mean":
             return 1.0 / max(1.0, self.staleness_of(workers))
         return 1.0
 
@@ -101,48 +106,57 @@ class Stale(Servers):
         pushes: Sequence[Message],
         version: int,
         weights: Vector,
-        then: Sequence[Vector],
+        gradient_weights: Sequence[Vector],
     ) -> Update:
-        """What a server does with gradients, each by its rows and its rate.
+        """Return a server's update by several gradients, weighted by row counts and rates.
 
         Args:
-            roles: who there is.
-            pushes: the gradients.
-            version: updates that this server's weights have had.
-            weights: these.
-            then: the weights that each gradient is of, as its worker has them.
+            roles: The roles of all processes.
+            pushes: The messages with the gradients.
+            version: The number of updates of this server's weights so far.
+            weights: The current weights of this server.
+            gradient_weights: For each gradient, the weights that its worker held when it computed
+                the gradient.
         """
-        if self.remedy == "delay_compensated":
-            old = zip(pushes, then, strict=True)
-            pushes = [self._compensated(push, weights - own) for push, own in old]
+        if self.staleness_correction == "delay_compensated":
+            pairs = zip(pushes, gradient_weights, strict=True)
+            pushes = [
+                self._compensate(push, weights - worker_weights) for push, worker_weights in pairs
+            ]
         rates = [self.rate(version - push.version, roles.workers) for push in pushes]
         shares = [push.rows * rate for push, rate in zip(pushes, rates, strict=True)]
         rows = sum(push.rows for push in pushes)
         return Update(mean(pushes, shares), tuple(pushes), sum(shares) / rows)
 
-    def _compensated(self, push: Message, moved: Vector) -> Message:
-        assert push.values is not None  # for the type checker: it brings a gradient
-        term = push.values.dtype.type(self.compensation) * push.values * push.values * moved
+    def _compensate(self, push: Message, weight_change: Vector) -> Message:
+        assert push.values is not None  # for the type checker
+        term = (
+            push.values.dtype.type(self.delay_compensation)
+            * push.values
+            * push.values
+            * weight_change
+        )
         return replace(push, values=push.values + term)
 
 
 class StaleSynchronous(Stale):
-    r"""Workers run ahead of the slowest by at most s clocks, with weights that may lack updates.
+    r"""Workers run ahead of the slowest worker by at most s clocks, with possibly stale weights.
 
-    A worker's clock is the number of its gradients. One at clock c goes on when all others have
-    come to c - s; what it gets then has all updates of the clocks before c - s, and whatever else
-    has come. A gradient is applied when it comes, at \(\alpha / n\), its part of a clock; a remedy
-    that sets rates does so in place of that. With s = 0 nobody is ahead: the gradients of a clock
-    are one update, of their mean, and training is synchronous.
+    A worker's clock is the number of its gradients. A worker at clock c continues when all other
+    workers have reached clock c - s. The weights that the worker then receives contain all updates
+    of the clocks before c - s, and possibly later updates. A gradient is applied on arrival, at the
+    learning rate \(\alpha / n\), where n is the number of workers. A correction that sets rates
+    replaces this rate. With s = 0 no worker runs ahead. The mean of a clock's gradients then forms
+    one update, and training is synchronous.
 
     Args:
-        staleness: s.
+        staleness: The bound s, in clocks.
 
-    The other fields are those of all servers and remedies.
+    The other fields are those of the base class `Stale`.
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
-    server, NIPS 2013. Differs from it: servers hold an answer back, where there a worker's cache
-    does; updates are those of any optimizer.
+    server, NIPS 2013. Differs from it: servers delay their answers, whereas the paper's workers
+    wait for their cache; any optimizer may apply the updates.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
@@ -151,65 +165,79 @@ class StaleSynchronous(Stale):
     staleness: NonNegativeInt = Field(1, kw_only=False)
 
     def cell(self, workers: int) -> Cell:
-        """With s = 0 nobody is ahead."""
+        """Return the cell; with s = 0 its synchronization is synchronous."""
         cell = super().cell(workers)
         return cell if self.staleness else cell._replace(synchronization="synchronous")
 
     @property
     def exact(self) -> bool:
-        """Where nobody may be ahead, and nothing is left out."""
+        """Whether the staleness is 0 and no compressor is used."""
         return self.staleness == 0 and self.compressor is None
 
     def tolerated_failures(self, workers: int) -> int:
-        """None, where each clock waits for all."""
+        """Return 0 if each clock waits for all workers, otherwise the number for all servers."""
         return super().tolerated_failures(workers) if self.staleness else 0
 
     def staleness_of(self, workers: int) -> float:
-        """Each update by another worker is missed once, however fast workers are."""
+        """Return n - 1: a gradient misses one update by each other worker, at any speeds."""
         return workers - 1.0
 
     def rate(self, staleness: int, workers: int) -> float:
-        """A gradient's part of a clock, or what the remedy says."""
-        if self.remedy in ("per_gradient", "mean"):
+        """Return 1/n for n workers, or the rate that the staleness correction sets."""
+        if self.staleness_correction in ("per_gradient", "mean"):
             return super().rate(staleness, workers)
         return 1.0 / workers
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         super().check(experiment)
-        if self.staleness == 0 and self.remedy is not None:
+        if self.staleness == 0 and self.staleness_correction is not None:
             raise InvalidInput(
-                f"remedy={self.remedy!r} with staleness=0: no gradient is old there; leave it out, "
-                "or give staleness=1 or more"
+                f"staleness_correction={self.staleness_correction!r} with staleness=0: no "
+                "gradient is stale then; remove "
+                "staleness_correction, or give staleness=1 or more"
             )
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """What a server does."""
+        """Return a server's program."""
         if self.staleness == 0:
-            return aggregate(roles, number, mark, self.talks(roles, number))
-        return self._holds_back(roles, number, mark)
+            return aggregate(roles, number, mark, self.server_channels(roles, number))
+        return self._serve_bounded(roles, number, mark)
 
-    def _holds_back(self, roles: Roles, number: int, mark: Any) -> Program:
+    def _serve_bounded(self, roles: Roles, number: int, mark: Any) -> Program:
         weights, version = roles.part(number).take(roles.weights), 0
-        talks, total = self.talks(roles, number), roles.steps * roles.epochs
+        channels, total = self.server_channels(roles, number), roles.steps * roles.epochs
         clocks = dict.fromkeys(range(roles.workers), 0)
-        had, lost = dict.fromkeys(clocks, weights), set[int]()
+        copies, failed = dict.fromkeys(clocks, weights), set[int]()
         waiting: list[Message] = []
-        kept = 0  # epochs
-        gone = 0
+        epoch = 0
+        finished = 0
         if mark is not None:
-            weights, version, talks, total, clocks, had, lost, waiting, kept, gone = mark
-        while gone < roles.workers:
-            known = weights, version, talks, total, clocks, had, lost, waiting, kept, gone
-            yield Mark(known)
+            weights, version, channels, total, clocks, copies, failed, waiting, epoch, finished = (
+                mark
+            )
+        while finished < roles.workers:
+            state = (
+                weights,
+                version,
+                channels,
+                total,
+                clocks,
+                copies,
+                failed,
+                waiting,
+                epoch,
+                finished,
+            )
+            yield RestartPoint(state)
             push = yield Receive()
             if push.values is None:
-                gone += 1
-                lost |= {push.source} if push.ends else set()
+                finished += 1
+                failed |= {push.source} if push.ends else set()
             elif push.rows:
-                gradient = yield Code(partial(talks[push.source].pushed, push.values))
-                pushes, then = [replace(push, values=gradient)], [had[push.source]]
-                weights = yield self.update(roles, pushes, version, weights, then)
+                gradient = yield Code(partial(channels[push.source].pushed, push.values))
+                pushes, gradient_weights = [replace(push, values=gradient)], [copies[push.source]]
+                weights = yield self.update(roles, pushes, version, weights, gradient_weights)
                 version += 1
             else:
                 yield Drop(push)
@@ -217,99 +245,106 @@ class StaleSynchronous(Stale):
                 clocks[push.source] += 1
                 waiting.append(push)
                 total = max(clocks.values()) if push.ends else total
-            slowest = min((clocks[worker] for worker in clocks if worker not in lost), default=0)
-            free = [m for m in waiting if clocks[m.source] - slowest <= self.staleness]
-            waiting = [m for m in waiting if m not in free]
-            for each in free:
-                ends = number == roles.lead and clocks[each.source] >= total
-                said = yield Code(partial(talks[each.source].answer, weights))
-                had[each.source] = talks[each.source].has(weights)
-                yield Send(each.source, Message(number, said, version, ends=ends), answers=each)
-            while kept < roles.epochs and _come_to((kept + 1) * roles.steps, clocks, lost):
-                yield Snapshot(kept, weights)
-                kept += 1
+            slowest = min((clocks[worker] for worker in clocks if worker not in failed), default=0)
+            ready = [
+                message for message in waiting if clocks[message.source] - slowest <= self.staleness
+            ]
+            waiting = [message for message in waiting if message not in ready]
+            for message in ready:
+                ends = number == roles.lead and clocks[message.source] >= total
+                payload = yield Code(partial(channels[message.source].answer, weights))
+                copies[message.source] = channels[message.source].has(weights)
+                yield Send(
+                    message.source, Message(number, payload, version, ends=ends), answers=message
+                )
+            while epoch < roles.epochs and _has_reached((epoch + 1) * roles.steps, clocks, failed):
+                yield Snapshot(epoch, weights)
+                epoch += 1
 
 
-def _come_to(clock: int, clocks: Mapping[int, int], lost: Container[int]) -> bool:
-    """Whether workers have as many gradients together as if all, but those lost, were there."""
-    goal = sum(min(own, clock) if worker in lost else clock for worker, own in clocks.items())
+def _has_reached(clock: int, clocks: Mapping[int, int], failed: Container[int]) -> bool:
+    """Return whether enough gradients arrived for all running workers to reach the clock."""
+    goal = sum(min(count, clock) if worker in failed else clock for worker, count in clocks.items())
     return sum(clocks.values()) >= goal
 
 
 class SoftSync(Stale):
-    r"""An update for each ⌊λ/n⌋ gradients of λ workers, who wait for nobody.
+    """One update for every ⌊λ/n⌋ gradients of λ workers, none of which waits for another.
 
-    A gradient is answered at once, with the weights as they are then, and counts in the update
-    that comes when ⌊λ/n⌋ are there: their mean, by rows and rates. Gradients are n updates old on
-    average. SoftSync(1) with equal workers is synchronous training, one update late.
+    A server answers a gradient at once with its current weights. When ⌊λ/n⌋ gradients have arrived,
+    the server applies their mean, weighted by row counts and learning rates. The average staleness
+    of gradients is n updates. SoftSync(1) with equally fast workers is synchronous training with a
+    delay of one update.
 
     Args:
-        splits: n, from 1 to λ, the number of workers.
+        n: The number n of updates per λ gradients, from 1 to the number λ of workers.
 
-    The other fields are those of all servers and remedies. Gradients that are left over at the end
-    are not applied.
+    The other fields are those of the base class `Stale`. Gradients that remain at the end of
+    training are not applied.
 
-    Source: W. Zhang et al., Staleness-aware async-SGD for distributed deep learning, 2016,
-    arXiv 1511.05950.
+    Source: W. Zhang et al., Staleness-aware async-SGD for distributed deep learning, 2016, arXiv
+    1511.05950.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous",)
     paper: ClassVar[str] = "Zhang 2016, arXiv 1511.05950"
 
-    splits: PositiveInt = Field(1, kw_only=False)
+    n: PositiveInt = Field(1, kw_only=False)
 
     def staleness_of(self, workers: int) -> float:
-        """n, where it divides the workers."""
+        """Return the average staleness: n, if n divides the number of workers."""
         return workers / self._group(workers)
 
     def _group(self, workers: int) -> int:
-        return workers // self.splits
+        return workers // self.n
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what servers cannot do, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that servers do not support."""
         super().check(experiment)
-        if self.splits > experiment.workers:
+        if self.n > experiment.workers:
             raise InvalidInput(
-                f"splits={self.splits} are more updates than workers={experiment.workers} have "
-                f"gradients; allowed: 1 to {experiment.workers}"
+                f"n={self.n} exceeds the number of gradients of "
+                f"workers={experiment.workers}; allowed: 1 to {experiment.workers}"
             )
 
-    def _fewer(self, scale: float) -> dict[str, Any]:
-        return {"splits": min(self.splits, PLAYED)}
+    def _scaled_fields(self, scale: float) -> dict[str, Any]:
+        return {"n": min(self.n, PLAYED)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """A server that answers first, and updates when enough have come."""
+        """Return the program of a server that answers first, and updates after enough gradients."""
         weights, version = roles.part(number).take(roles.weights), 0
-        talks, quota, gone = self.talks(roles, number), Quota(roles, number), 0
-        had = dict.fromkeys(range(roles.workers), weights)
-        here: list[tuple[Message, Vector]] = []
+        channels, quota, finished = self.server_channels(roles, number), Quota(roles, number), 0
+        worker_weights = dict.fromkeys(range(roles.workers), weights)
+        pending: list[tuple[Message, Vector]] = []
         if mark is not None:
-            weights, version, talks, quota, gone, had, here = mark
-        while gone < roles.workers:
-            yield Mark((weights, version, talks, quota, gone, had, here))
+            weights, version, channels, quota, finished, worker_weights, pending = mark
+        while finished < roles.workers:
+            yield RestartPoint(
+                (weights, version, channels, quota, finished, worker_weights, pending)
+            )
             push = yield Receive()
             if push.values is None:
                 quota.leaves(push)
-                gone += 1
+                finished += 1
                 continue
-            ends, talk = quota.ends(push), talks[push.source]
+            ends, channel = quota.ends(push), channels[push.source]
             if push.rows:
-                gradient = yield Code(partial(talk.pushed, push.values))
-                here.append((replace(push, values=gradient), had[push.source]))
+                gradient = yield Code(partial(channel.pushed, push.values))
+                pending.append((replace(push, values=gradient), worker_weights[push.source]))
             else:
                 yield Drop(push)
-            said = yield Code(partial(talk.answer, weights))
-            had[push.source] = talk.has(weights)
-            yield Send(push.source, Message(number, said, version, ends=ends), answers=push)
-            if len(here) == self._group(roles.workers):
-                pushes, then = zip(*here, strict=True)
-                weights = yield self.update(roles, pushes, version, weights, then)
-                version, here = version + 1, []
+            payload = yield Code(partial(channel.answer, weights))
+            worker_weights[push.source] = channel.has(weights)
+            yield Send(push.source, Message(number, payload, version, ends=ends), answers=push)
+            if len(pending) == self._group(roles.workers):
+                pushes, gradient_weights = zip(*pending, strict=True)
+                weights = yield self.update(roles, pushes, version, weights, gradient_weights)
+                version, pending = version + 1, []
             for epoch in quota.epochs():
                 yield Snapshot(epoch, weights)
         for epoch in quota.epochs(last=True):
             yield Snapshot(epoch, weights)
-        for push, _ in here:
+        for push, _ in pending:
             yield Drop(push)
 
 

@@ -1,4 +1,4 @@
-"""What every strategy is, and what a rank hands to it."""
+"""The base class of all strategies, and the protocols between a strategy and a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import (
 from labkit.common.errors import InvalidInput
 from labkit.common.validated import Checked
 from labkit.compression import FAMILIES, samples
-from labkit.strategies.taxonomy import PLACED, Cell, check_places
+from labkit.strategies.taxonomy import DECLARED_AXES, Cell, validate_places
 
 if TYPE_CHECKING:
     import keras
@@ -28,37 +28,42 @@ if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
     from labkit.communicator import Communicator, Transport
     from labkit.compression import Compressor
-    from labkit.exchange import Exchange, Guard, Seen, Timeline
-    from labkit.exchange import Layer as Packed
+    from labkit.exchange import BucketLayer as Packed
+    from labkit.exchange import Exchange, Guard, ReductionRecord, Timeline
     from labkit.forecast import Query, StepForecast
     from labkit.frameworks.child import Child
-    from labkit.frameworks.environments import Found
+    from labkit.frameworks.environments import Installation
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
-    from labkit.model_parallel.weights import Pair
+    from labkit.model_parallel.weights import WeightShard
     from labkit.network import Network, Slowdown
-    from labkit.programs import Parts, Program, Roles
-    from labkit.schedules.grid import Grid, Layer
+    from labkit.programs import Program, Roles, ServerPieces
+    from labkit.schedules.grid import Grid, GridLayer
 
-# One array or tensor, or a nest of them, with a row a sample: what a Keras model takes and gives.
+# An array or tensor, or a nest of them, with one row per sample: the inputs or outputs of a Keras
+# model.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# Of micro-batches x, which all ranks of a replica bring: the predictions of each, or None on ranks
-# that do not hold them, and what layers on this rank add to its loss.
+# The result of one micro-batch: its predictions, or None on ranks that do not hold them, and the
+# sum of the losses that layers on this rank add.
 Predicted: TypeAlias = "tuple[Batch | None, float]"
+# Maps micro-batches x, the same on all ranks of a replica, to their results.
 Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
-# Of a batch (x, y, sample weight or None): its loss on the rank that knows it, elsewhere None.
+# Trains on a batch (x, y, sample weight or None) and returns the loss, or None on ranks without the
+# loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# Of a bucket's number and layers: see `labkit.exchange.Exchange`.
-Watcher: TypeAlias = "Callable[[int, Sequence[Packed], Seen], None]"
+# Receives a bucket's number, layers and compression statistics: see `labkit.exchange.Exchange`.
+Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
 
 class Serving(NamedTuple):
-    """How a rank answers rows together with the other ranks of a replica.
+    """The function and the variables for predictions that all ranks of a replica compute together.
 
     Attributes:
-        predict: see `Predictor`.
-        reads: whether this rank reads the rows; elsewhere only their number and shape count.
-        variables: what it computes with; nothing else of the model need be there.
+        predict: The function that maps micro-batches to predictions: see `Predictor`.
+        reads: Whether this rank reads the values of the input rows; if not, the rank needs only the
+            number and the shape of the rows.
+        variables: The variables that predictions on this rank need. The model's other variables may
+            be freed.
     """
 
     predict: Predictor
@@ -67,102 +72,104 @@ class Serving(NamedTuple):
 
 
 class Stateful(Protocol):
-    """What knows something from step to step beside variables."""
+    """An object with state between steps that is not stored in variables."""
 
-    def remembered(self) -> dict[str, np.ndarray]:
-        """All of it, by name."""
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays by name."""
 
-    def recall(self, found: Mapping[str, np.ndarray]) -> None:
-        """Know it again, before the next step; what is not found is as at the begin."""
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Load the state before the next step; a missing name keeps its initial value."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a rank needs to go on with a training from where it stands.
+    """The state of a rank that a checkpoint needs in order to resume training.
 
     Attributes:
-        variables: with which its part of the model computes.
-        optimizers: each with the variables that it changes.
-        pairs: of those variables that are a part of one of the whole model.
-        remembers: what knows more than variables do, by name.
-        settle: called before anything is kept: nothing may be on its way.
-        release: called when the weights of the whole model have been set anew.
+        variables: The variables of this rank's part of the model.
+        optimizers: The optimizers, each with the variables that it updates.
+        pairs: The variables on this rank that are slices of the whole model's variables.
+        remembers: The objects with state outside variables (`Stateful`), by name.
+        settle: Function to call before a checkpoint is written; it completes all pending updates
+            and messages.
+        release: Function to call after the whole model's weights have been loaded; it frees the
+            weights that this rank does not train.
     """
 
     variables: Sequence[keras.Variable]
     optimizers: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
-    pairs: Sequence[Pair] = ()
+    pairs: Sequence[WeightShard] = ()
     remembers: Mapping[str, Stateful] = field(default_factory=dict)
     settle: Callable[[], None] = lambda: None
     release: Callable[[], None] = lambda: None
 
 
 class ExperimentSpec(Protocol):
-    """What a strategy looks at of an experiment."""
+    """The properties of an experiment that a strategy reads."""
 
     @property
     def workers(self) -> int:
-        """How many ranks there are."""
+        """The number of workers."""
 
     @property
     def network(self) -> str | Network | None:
         """The network to emulate, or None."""
 
     @property
-    def slowed(self) -> Mapping[int, Slowdown]:
-        """Who is slow, on the network or by itself."""
+    def slowdowns(self) -> Mapping[int, Slowdown]:
+        """The slowdown of each straggler, by worker, from the network and from `stragglers`."""
 
     @property
     def blocks(self) -> int | None:
-        """How many blocks its model has, each of which may stand alone; None: only ranks know."""
+        """The number of blocks that the model can be cut into; None: unknown before ranks start."""
 
     @property
     def widest(self) -> int | None:
-        """How many units the widest layer has that can be sliced; None: only ranks know."""
+        """The most units of any layer that can be sliced; None: unknown before ranks start."""
 
     @property
-    def planes(self) -> Sequence[Layer] | None:
-        """The layers of its model as machines in a grid see them; None: only ranks know."""
+    def planes(self) -> Sequence[GridLayer] | None:
+        """The layers that a grid of machines would divide; None: unknown before ranks start."""
 
     @property
     def rows(self) -> int | None:
-        """How many rows its training data have; None: only ranks know."""
+        """The number of rows in the training data; None: unknown before ranks start."""
 
     @property
     def epoch_steps(self) -> int | None:
-        """How many steps an epoch has; None: only ranks know."""
+        """The number of steps in an epoch; None: unknown before ranks start."""
 
     @property
     def time_steps(self) -> int | None:
-        """How many time steps a sample of a recurrent model has; None: only ranks know."""
+        """The time steps in a sample of a recurrent model; None: unknown before ranks start."""
 
     @property
     def batch_size(self) -> int:
-        """How many rows all ranks together see in a step."""
+        """The number of rows in a global batch, over all workers."""
 
     @property
-    def capacities(self) -> Sequence[float] | None:
-        """The share of each rank in a batch; None: equal ones."""
+    def batch_weights(self) -> Sequence[float] | None:
+        """The relative number of rows of each worker (`batch_weights`); None: equal numbers."""
 
     @property
-    def feed(self) -> str:
-        """How ranks get their rows."""
+    def input_mode(self) -> str:
+        """The way in which ranks receive their rows of a batch (`input_mode`)."""
 
     @property
-    def shards(self) -> str:
-        """How samples are divided among those that read them."""
+    def data_partition(self) -> str:
+        """How samples are divided among the workers that read them (`data_partition`)."""
 
     @property
-    def gone(self) -> Sequence[int]:
-        """Which workers do not come to the end of the training on the virtual clock."""
+    def failed_workers(self) -> Sequence[int]:
+        """The workers that fail before the end of training on the virtual clock."""
 
     @property
     def precision(self) -> str:
-        """A Keras policy, or "float64"."""
+        """The name of a Keras dtype policy, or "float64"."""
 
     @property
     def clock(self) -> str:
-        """ "wall" or "virtual"."""
+        """The clock of the experiment: "wall" or "virtual"."""
 
     @property
     def optimizer(self) -> str:
@@ -170,30 +177,31 @@ class ExperimentSpec(Protocol):
 
     @property
     def optimizer_options(self) -> Mapping[str, JSON]:
-        """Its arguments."""
+        """The arguments of the Keras optimizer."""
 
     @property
     def threads(self) -> int:
-        """With how many threads a rank computes."""
+        """The number of threads with which a rank computes."""
 
     @property
     def callbacks(self) -> Callable[..., Sequence[keras.callbacks.Callback]] | None:
-        """What makes callbacks of the user's own, which may look at weights and set them."""
+        """The factory of the user's callbacks, which may read and set weights; or None."""
 
 
 class Session(Protocol):
-    """One rank's share of an experiment: its model, its data, the ranks it works with.
+    """The training session of one rank: its model, its data, and its communicators.
 
     Attributes:
-        communicator: all ranks.
-        readers: those that divide a batch among them.
-        watchers: what looks at compressed buckets.
-        timeline: for strategies that write down what they do when.
-        layers: what a strategy that cuts layers has to say of each, for the record.
-        partition: likewise, where a model was cut into stages.
-        memory: likewise, what this rank keeps of it.
-        exchanged: likewise, where processes of another framework exchanged gradients.
-        guard: looks at gradients before they meet; None: nobody does.
+        communicator: The communicator of all ranks.
+        readers: The communicator of the ranks that divide a batch among them.
+        watchers: The functions that receive statistics of compressed buckets.
+        timeline: The log of the actions of this rank and their times.
+        layers: The records of a strategy that slices layers, one `LayerRow` per layer.
+        partition: The record of how the model was cut into stages.
+        memory: The record of this rank's memory use, from a strategy that cuts the model.
+        exchanged: The record of traffic between processes of another framework; None: no such
+            processes.
+        guard: The check of gradients before the exchange; None: no check.
     """
 
     communicator: Communicator
@@ -210,104 +218,115 @@ class Session(Protocol):
 
     @property
     def experiment(self) -> ExperimentSpec:
-        """What is trained."""
+        """The experiment of this session."""
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Compile the model with the experiment's loss and metrics."""
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """The experiment's Keras optimizer, new."""
+        """Return a new instance of the experiment's Keras optimizer."""
 
-    def keeps(self, kept: TrainingState) -> None:
-        """Say what this rank needs to go on from where it stands; before `fit` or `loop`."""
+    def keeps(self, state: TrainingState) -> None:
+        """Register the state that checkpoints of this rank save; call before `fit` or `loop`."""
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """What was measured; a training that is taken up again finds it as it was."""
+        """Measure once: a resumed training returns the value that its first run measured."""
 
-    def play(self, played: ProgramStrategy) -> None:
-        """Train by programs, on whichever clock the experiment names."""
+    def play(self, strategy: ProgramStrategy) -> None:
+        """Train by running the strategy's programs (`labkit.programs`) on the given clock."""
 
-    def elsewhere(
+    def tensorflow_process(
         self,
         name: str,
         config: dict[str, JSON] | None,
         folder: str,
         inside: Sequence[str] = (),
     ) -> Child:
-        """A fresh process that trains the same model by TensorFlow's own strategy."""
+        """Start a new process that trains the same model with a `tf.distribute` strategy."""
 
-    def exported(self, name: str, found: Found, folder: str, inside: Sequence[str] = ()) -> Child:
-        """A fresh process that trains the same model by another framework."""
+    def exported(
+        self, name: str, environment: Installation, folder: str, inside: Sequence[str] = ()
+    ) -> Child:
+        """Start a new process that trains the same model with another framework."""
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
     ) -> None:
-        """Train on this rank's data for the experiment's epochs.
+        """Train with `model.fit` on this rank's data for the experiment's epochs.
 
         Args:
-            callbacks: the strategy's own.
-            exchange: which those that outlive a rank begin anew; None: training ends with it.
+            callbacks: The callbacks that the strategy needs.
+            exchange: The exchange that the surviving ranks reset after a rank fails; None: a
+                failure ends training.
         """
 
     def part(self, colour: int) -> Communicator:
-        """The ranks of the same colour, such as those of a replica, until training has ended."""
+        """Return a communicator of the ranks with the same colour, valid until training ends."""
 
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
-        """Likewise, with steps of the strategy's own.
+        """Train on this rank's data with the strategy's own training step.
 
         Args:
-            step: trains on a batch.
-            collect: gives all ranks all weights.
-            predict: validates without that; None: each rank predicts with the whole model.
+            step: Function that trains on one batch.
+            collect: Function that copies the weights of the whole model to every rank.
+            predict: Predictor for validation without collected weights; None: each rank validates
+                with the whole model.
         """
 
 
 @runtime_checkable
 class ProgramStrategy(Protocol):
-    """A strategy that is a program for each worker and each server, see `labkit.programs`."""
+    """A strategy with one program per worker and per server: see `labkit.programs`."""
 
     @property
     def transport(self) -> Transport:
-        """How messages travel between ranks."""
+        """The transport of messages between ranks."""
 
     @property
     def serves_concurrently(self) -> bool:
-        """Whether a server has something to say while the worker beside it computes."""
+        """Whether a server answers messages while the worker on the same rank computes."""
 
     @property
     def replica_cut(self) -> int | Grid:
-        """Into how many stages a worker's model is cut, or over which grid; 1: it is whole."""
+        """The number of stages, or the grid, of each worker's model; 1: the model is not cut."""
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Who holds weights of its own, whose mean is the result; none where all share them."""
+        """Return the processes whose weights are averaged into the final model; may be empty."""
 
-    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[Parts]:
-        """What each server holds of weights of these shapes; nothing where there is none."""
+    def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
+        """Return each server's part of weights with these shapes; empty without servers."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """The place of each worker, of each server, then of the other members of workers."""
+        """Return the ranks of workers, of servers, and of further parts of divided workers."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """What this one does, from its begin or from a mark that it has set."""
+        """Return one process's program, from its start or from the mark of a restart point."""
 
 
 class Strategy(Checked):
-    """What workers exchange, and when: fields are what a user names, methods what a rank does.
+    """The base class of strategies; the fields of a subclass are the user's options.
 
     Attributes:
-        architecture: who exchanges with whom.
-        synchronization: who waits for whom, and so how old the weights are that a gradient is of.
-        parallelism: what is divided among ranks: the data, or the model and how.
-        scheduling: the order of computation and communication within a step.
-            All four are names of `labkit.strategies.AXES`, in the first place that of the
-            defaults, then whatever else fields and workers can make of it: `cell` says what.
-        paper: author, year and number of the source, which the docstring cites in full.
-        emulated: whether a network is emulated between its ranks; else it uses one of its own.
-        goes_on: whether its training on ranks, where it is no program, can be taken up again: it
-            says what it `keeps`.
-        unforeseen: why there is no forecast of it, as words behind its name.
+        architecture: The topology of the exchange: collective, parameter servers, or neighbours.
+        synchronization: The rule by which workers wait for each other; the rule limits the
+            staleness of gradients.
+        parallelism: What is divided among ranks: the data, or parts of the model.
+        scheduling: The order of computation and communication within a step.
+        paper: The author, year and number of the source; the docstring has the full citation.
+        normalizes_globally: Whether synchronized batch normalization computes statistics over all
+            replicas.
+        emulated: Whether labkit emulates the network between the ranks; False: the strategy has its
+            own network.
+        resumable: Whether a strategy without programs can resume training from a checkpoint; it
+            then calls `Session.keeps`.
+        no_forecast_reason: The reason why the strategy has no forecast, as a phrase that follows
+            its name.
+
+    The first four attributes hold names from `labkit.strategies.AXES`. The first name applies with
+    the default fields; further names apply with other fields or numbers of workers. `cell` returns
+    the names that apply.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -318,48 +337,50 @@ class Strategy(Checked):
     normalizes_globally: ClassVar[bool] = False
     emulated: ClassVar[bool] = True
     resumable: ClassVar[bool] = False
-    no_forecast_reason: ClassVar[str] = "does not say of what its steps are made up"
+    no_forecast_reason: ClassVar[str] = "has no model of its step time"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse places that no axis has, where the class is written."""
+        """Raise InvalidInput at class definition for a name that is not on its taxonomy axis."""
         super().__init_subclass__(**options)
-        for axis in PLACED:
-            check_places(cls.__name__, axis, getattr(cls, axis))
+        for axis in DECLARED_AXES:
+            validate_places(cls.__name__, axis, getattr(cls, axis))
 
     @classmethod
     def incompatibility(cls, compressor: Compressor) -> str:
-        """Why it cannot exchange so, as words behind the compressor's name; "" where it can."""
+        """Return why the compressor is unsupported, as a phrase after its name; "" if supported."""
         return ""
 
     @classmethod
     def compression(cls) -> tuple[str, ...]:
-        """Families of the compressors that it takes, and none."""
-        fit = samples() if "compressor" in cls.model_fields else ()
-        taken = {each.family for each in fit if not cls.incompatibility(each)}
-        return ("none", *(family for family in FAMILIES if family in taken))
+        """Return "none" and the families of the compressors that the strategy supports."""
+        compressors = samples() if "compressor" in cls.model_fields else ()
+        families = {
+            compressor.family for compressor in compressors if not cls.incompatibility(compressor)
+        }
+        return ("none", *(family for family in FAMILIES if family in families))
 
     @classmethod
-    def combines(cls, cell: Cell) -> bool:
-        """Whether it has this combination of its places."""
+    def supports(cls, cell: Cell) -> bool:
+        """Return whether the strategy supports this cell, a combination of one name per axis."""
         return True
 
     @classmethod
     def cells(cls) -> list[Cell]:
-        """Where it can stand, that of the defaults first."""
+        """Return all cells that the strategy supports; the cell of the default fields is first."""
         places = (
             *(cls.architecture, cls.synchronization, cls.parallelism),
             *(cls.compression(), cls.scheduling),
         )
-        return [cell for cell in map(Cell._make, product(*places)) if cls.combines(cell)]
+        return [cell for cell in map(Cell._make, product(*places)) if cls.supports(cell)]
 
     def cell(self, workers: int) -> Cell:
-        """Where it stands with these fields, among so many workers."""
-        said: Compressor | None = getattr(self, "compressor", None)
+        """Return the strategy's cell in the taxonomy, for these fields and number of workers."""
+        compressor: Compressor | None = getattr(self, "compressor", None)
         return Cell(
             self.architecture[0],
             self.synchronization[0],
             self.parallelism[0],
-            "none" if said is None else said.family,
+            "none" if compressor is None else compressor.family,
             self.scheduling[0],
         )
 
@@ -368,128 +389,131 @@ class Strategy(Checked):
         """Whether the result equals that of one process on the global batch, up to rounding."""
         return False
 
-    def exact_of(self, experiment: ExperimentSpec) -> bool:
-        """Whether it is in this experiment."""
+    def is_exact_in(self, experiment: ExperimentSpec) -> bool:
+        """Return whether the strategy is exact in this experiment."""
         return self.exact
 
     @property
     def lossy(self) -> Compressor | None:
-        """What leaves something out of each exchange, and is held to its law of conservation."""
+        """The compressor whose conservation law the verification checks; None: no compressor."""
         return None
 
     @property
     def plays(self) -> bool:
-        """Whether it trains by programs on the wall clock, too."""
+        """Whether the strategy trains by programs on both clocks, not only the virtual one."""
         return False
 
     @property
     def replays(self) -> bool:
-        """Whether each gradient of its programs is of weights that servers have had."""
+        """Whether the programs compute each gradient at weights that servers have held."""
         return True
 
     @property
     def environment_key(self) -> str:
-        """On what of this machine its weights depend, beside labkit."""
+        """The versions of software other than labkit on which the trained weights depend."""
         return ""
 
     def optimizer_of(self, experiment: ExperimentSpec) -> str:
-        """The name of the optimizer that applies gradients."""
+        """Return the name of the optimizer that applies gradients."""
         return experiment.optimizer
 
     def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
-        """The arguments of that optimizer."""
+        """Return the arguments of the optimizer that applies gradients."""
         return experiment.optimizer_options
 
     def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
-        """Whether one optimizer has all variables of the model, as that which it came with."""
+        """Return whether one optimizer updates all variables, as after `model.compile`."""
         return False
 
     def rate_of(self, experiment: ExperimentSpec) -> float:
-        """By how much the learning rate is another than the experiment's."""
+        """Return the factor by which the experiment's learning rate is multiplied."""
         return 1.0
 
     @property
     def replica_cut(self) -> int | Grid:
-        """Stages or grid of each worker of its programs; 1 where workers have whole models."""
+        """The number of stages, or the grid, of each worker's model; 1: the model is not cut."""
         return 1
 
     def extra_ranks(self, workers: int) -> int:
-        """How many ranks it wants beside one for each worker."""
+        """Return the number of ranks in addition to one per worker."""
         return 0
 
     def processes(self, workers: int) -> int:
-        """How many processes, or devices of one, compute at once, each with as many threads."""
+        """Return the number of processes, or devices, that compute at the same time."""
         return workers + self.extra_ranks(workers)
 
     def places(self, worker: int, workers: int) -> list[int]:
-        """The ranks of a worker."""
+        """Return the ranks of a worker."""
         return [worker]
 
     def tolerated_failures(self, workers: int) -> int:
-        """How many workers may be lost on the virtual clock before others wait for ever."""
+        """Return how many workers may fail on the virtual clock before other workers deadlock."""
         return 0
 
     @property
-    def outlives(self) -> bool:
-        """Whether training goes on without ranks that die, on `Cluster(fault_tolerant=True)`."""
+    def fault_tolerant(self) -> bool:
+        """Whether training continues after ranks fail, on `Cluster(fault_tolerant=True)`."""
         return False
 
     @property
     def stats_interval(self) -> int:
-        """The steps from one look at what compression does to the next; 0: never."""
+        """The number of steps between compression statistics; 0: no statistics."""
         return 0
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows that a rank sees at a time, the most; 0 where nobody knows."""
+        """Return the largest number of rows that a rank processes at a time; 0 if unknown."""
         return 0
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse an experiment that this strategy cannot run, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for an experiment that is not supported."""
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """The ranks that divide each batch among them; elsewhere the same rows are read."""
+        """Return the ranks that divide each batch among them; other ranks read the same rows."""
         return communicator
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor | None:
-        """How the ranks of a replica predict the same rows together.
-
-        None: each rank has the whole model and predicts rows of its own.
+        """Return the function with which the ranks of a replica predict the same rows together.
 
         Args:
-            model: the whole one, built, the same on all ranks.
-            replica: the ranks.
+            model: The whole model, built, and the same on all ranks.
+            replica: The communicator of the replica's ranks.
+
+        Returns:
+            The predictor, or None if each rank holds the whole model and predicts its own rows.
 
         Raises:
-            InvalidInput: the model cannot be divided so.
+            InvalidInput: The strategy cannot divide this model.
         """
         return None
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """The same for who keeps the model to answer by it; None, and arguments, as `predictor`.
+        """Return the predictor and the variables that it needs, for a rank that serves predictions.
 
-        A strategy that does not say what of it a rank needs, needs all.
+        By default, the predictor needs all variables of the model. The arguments, and the result
+        None, have the same meaning as in `predictor`.
         """
         predict = self.predictor(model, replica)
         return None if predict is None else Serving(predict, True, model.variables)
 
     def train(self, session: Session) -> None:
         """Train this rank's model."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how a rank trains")
+        raise NotImplementedError(f"{type(self).__name__} must define train")
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """What a step takes, made up of what was measured and what the simulator says.
+    def forecast(self, query: Query) -> StepForecast:
+        """Return the duration of a step, composed of measured and simulated parts.
 
         Raises:
-            InvalidInput: it has no forecast, or something was not measured; the words say what.
+            InvalidInput: The strategy has no forecast, or a measurement is missing; the message
+                names the reason.
         """
         from labkit.strategies import STRATEGIES
 
         known = [n for n, kind in STRATEGIES.items() if kind.forecast is not Strategy.forecast]
         raise InvalidInput(
-            f"{type(self).__name__} {self.no_forecast_reason}, so that there is no forecast of it; "
-            f"there is one of {', '.join(known)}"
+            f"{type(self).__name__} {self.no_forecast_reason}, so that it has no forecast; use "
+            f"one of {', '.join(known)}"
         )
 
     def to_json(self) -> dict[str, JSON]:
-        """Name and fields."""
+        """Return the strategy's name and its fields as a JSON object."""
         return {"name": type(self).__name__, **self.model_dump(mode="json")}

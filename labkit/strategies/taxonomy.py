@@ -1,9 +1,11 @@
-"""The axes of the field's taxonomy, the names of the places on each, and cells: one place on all.
+"""The axes of a taxonomy of distributed training, the names on each axis, and cells.
+
+A cell is a combination of one name per axis.
 
 Source: Z. Tang et al., Communication-efficient distributed deep learning: a comprehensive survey,
 2020, arXiv 2003.06307; M. Langer et al., Distributed training of deep learning models: a taxonomic
-perspective, 2020, arXiv 2007.03970. Differs from them: compression is an axis of the first alone;
-how a model is cut, and what bounded staleness is, are said in more places.
+perspective, 2020, arXiv 2007.03970. Differs from them: only the first source has
+compression as an axis; labkit has more names for the cut of a model and for bounded staleness.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from labkit.compression import FAMILIES
 
 
 class Cell(NamedTuple):
-    """Where one method stands, on each axis by one of the names that `AXES` has for it."""
+    """The position of a method in the taxonomy: one name on each axis of `AXES`."""
 
     architecture: str
     synchronization: str
@@ -26,55 +28,56 @@ class Cell(NamedTuple):
     scheduling: str
 
 
-_PLACES: dict[str, dict[str, str]] = {
+_MEANINGS: dict[str, dict[str, str]] = {
     "architecture": {
-        "collective": "ranks alike, which meet all at once",
-        "parameter servers": "some hold the weights that count, and answer the others",
-        "neighbours": "each with a few: from stage to stage, from tile to tile, or by gossip",
+        "collective": "all ranks have the same role and exchange together",
+        "parameter servers": "servers hold the weights and answer the workers",
+        "neighbours": "each rank exchanges with a few: between stages, between tiles, or by gossip",
     },
     "synchronization": {
-        "synchronous": "each step waits for all with whom it exchanges",
-        "stale synchronous": "a bounded number of updates may be missing",
-        "asynchronous": "each step exchanges, and nobody waits for who is slower",
-        "periodic": "several steps alone, then all meet",
-        "asynchronous periodic": "several steps alone, then one exchanges and waits for nobody",
+        "synchronous": "each step waits for all ranks of its exchange",
+        "stale synchronous": "weights may lack a bounded number of updates",
+        "asynchronous": "each step exchanges without waiting for slower ranks",
+        "periodic": "several local steps, then an exchange of all ranks",
+        "asynchronous periodic": "several local steps, then an exchange without waiting",
     },
     "parallelism": {
-        "data": "each has the whole model",
-        "model by layers": "each has some of the layers",
-        "model by units": "each has some units of every layer",
-        "model by tiles": "each has a tile of every layer",
-        "model by blocks": "each updates some blocks of the weights at a time",
-        "hybrid": "replicas of a model that is cut, or one that is cut twice",
+        "data": "each rank holds the whole model",
+        "model by layers": "each rank holds some of the layers",
+        "model by units": "each rank holds some units of every layer",
+        "model by tiles": "each rank holds a tile of every layer",
+        "model by blocks": "each round updates some blocks of the weights",
+        "hybrid": "replicas of a divided model, or a model divided in two ways",
     },
-    "compression": {"none": "all is said", **FAMILIES},
+    "compression": {"none": "all values are sent in full", **FAMILIES},
     "scheduling": {
-        "sequential": "first one computes, then one exchanges",
-        "overlap": "messages travel while one computes",
-        "priority": "what counts most comes first: in the exchange, or in what is changed",
-        "staggered": "ranks take turns at a link that they share",
-        "micro-batches": "parts of a batch follow each other from rank to rank",
-        "unlocked": "no backward pass waits for the one behind it",
+        "sequential": "each rank computes first, then exchanges",
+        "overlap": "messages travel during computation",
+        "priority": "the most urgent messages, or the most important weights, come first",
+        "staggered": "ranks take turns on a shared link",
+        "micro-batches": "parts of a batch pass from rank to rank as a pipeline",
+        "unlocked": "no backward pass waits for that of the next module",
     },
 }
-# By axis, in the order of a cell: the names that are allowed, each with what it says.
+# The allowed names of each axis, in the order of a cell, each with its meaning.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {axis: MappingProxyType(_PLACES[axis]) for axis in Cell._fields}
+    {axis: MappingProxyType(_MEANINGS[axis]) for axis in Cell._fields}
 )
-# Those that a class of strategies states; its compression follows from the compressors it takes.
-PLACED = tuple(axis for axis in AXES if axis != "compression")
+# The axes that a strategy class declares; its compression follows from the supported compressors.
+DECLARED_AXES = tuple(axis for axis in AXES if axis != "compression")
 
 
-def check_places(who: str, axis: str, given: tuple[str, ...]) -> None:
-    """Refuse what is no tuple of names of an axis.
+def validate_places(class_name: str, axis: str, places: tuple[str, ...]) -> None:
+    """Raise an error unless the attribute is a tuple of different names of its axis.
 
     Raises:
-        InvalidInput: what is given, and what is allowed.
+        InvalidInput: The attribute is no such tuple; the message shows its value and the allowed
+            names.
     """
-    # A text would be a sequence of letters.
-    names = given if isinstance(given, tuple) else ()
+    # A string is rejected, because it would count as a sequence of one-letter names.
+    names = places if isinstance(places, tuple) else ()
     if not names or {*names} - {*AXES[axis]} or len({*names}) < len(names):
         raise InvalidInput(
-            f"{who}.{axis}={given!r} is no tuple of places on that axis, each once; allowed: "
-            f"{', '.join(map(repr, AXES[axis]))}"
+            f"{class_name}.{axis}={places!r} is not a tuple of different places on that axis; "
+            f"allowed: {', '.join(map(repr, AXES[axis]))}"
         )

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank has some units of every layer."""
+"""Tensor parallelism: each rank holds some units of every layer."""
 
 from __future__ import annotations
 
@@ -23,40 +23,45 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(IntraLayer):
-    r"""Vertical slices: rank i of k has some units of each layer, and all ranks see all samples.
+    r"""Vertical slices: rank i of k holds some units of each layer, and all ranks read all samples.
 
-    Of two Dense layers in a row, \(y = \sum_i f(x A_i) B_i\): A is cut by outputs, B by inputs, so
-    that one allreduce forward and one backward do for both. Conv2D layers are cut likewise, by
-    channels, with pooling between them; batch normalisation between a pair is cut with it.
-    Attention is cut by heads: queries, keys and values by outputs, the projection behind them by
-    inputs. A Dense or Conv2D layer alone is cut by outputs, which are gathered; an Embedding by
-    words; scores at the end stay cut where the loss is the sparse cross-entropy of logits.
+    For two consecutive Dense layers, \(y = \sum_i f(x A_i) B_i\): A is cut by outputs, B by inputs,
+    so that the pair of layers needs one allreduce in the forward pass and one in the backward pass.
+    Conv2D layers are cut in the same way, by channels, also with pooling between them. Batch
+    normalisation inside a pair of layers is cut with the pair. Attention is cut by heads: queries,
+    keys and values by outputs, the output projection by inputs. A single Dense or Conv2D layer is
+    cut by outputs, which are gathered. An Embedding is cut by words. The final scores stay cut over
+    the ranks if the loss is the sparse cross-entropy of logits.
 
-    All else stays whole on every slice: other layers (depthwise, separable and grouped
-    convolutions among them), a regularizer or constraint, attention with dropout of its scores or
-    with masked inputs, fewer units than slices. `run.layers` says so, layer by layer, beside the
-    bytes that it sends. Several replicas share a batch and average the gradients of each slice.
+    Everything else stays whole on every slice: other layers (including depthwise, separable and
+    grouped convolutions), layers with a regularizer or constraint, attention with dropout of its
+    scores or with masked inputs, and layers with fewer units than slices. For each layer,
+    `run.layers` lists how the layer is cut and the bytes that it sends. Several replicas divide
+    each batch and average the gradients of each slice.
 
     Args:
-        slices: ranks of one replica; None: all workers. Workers are a multiple of it.
-        algorithm: how slices add up: a name of `labkit.schedules.ALLREDUCE`, "mpi",
-            "shared_memory", or "auto": "mpi", and "ring" on an emulated network.
+        tensor_parallel_size: The number of ranks of one replica; None: all workers. The number of
+            workers must be a multiple of this number.
+        algorithm: The allreduce algorithm that sums over the slices: a name of
+            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto": "mpi", or "ring" on an
+            emulated network.
 
-    Of several replicas each normalises its own rows. Every rank builds the whole model first, and
-    gathers it at the end, and after each epoch where callbacks of the user's own may look at it;
-    weights that they set count from the next step on. In between it holds its slices alone:
-    weights, gradients and optimizer state.
+    Batch normalisation uses the rows of one replica. Every rank builds the whole model first, and
+    gathers the trained model at the end. With the user's callbacks, ranks also gather the model
+    after each epoch; weights that callbacks set take effect from the next step. During training a
+    rank holds only its slices: weights, gradients and optimizer state.
 
     Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
-    are cut too; parts may differ by one unit; positions are cut as words are.
+    are cut, too; slices may differ by one unit; position embeddings are cut in the same way as word
+    embeddings.
     """
 
-    called: ClassVar[str] = "slice"
-    whole: ClassVar[str] = "model"
+    part_name: ClassVar[str] = "slice"
+    whole_name: ClassVar[str] = "model"
     parallelism: ClassVar[tuple[str, ...]] = ("model by units", "hybrid")
     paper: ClassVar[str] = "Shoeybi 2019, arXiv 1909.08053"
 
-    slices: PositiveInt | None = Field(None, kw_only=False)
+    tensor_parallel_size: PositiveInt | None = Field(None, kw_only=False)
     algorithm: str = "auto"
 
     @field_validator("algorithm")
@@ -65,29 +70,29 @@ class TensorParallel(IntraLayer):
         return one_of("algorithm", value, ("auto", *ALGORITHMS))
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what does not fit together, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
         super().check(experiment)
         refuse_unmetered(self.algorithm, experiment.network)
         workers, slices = experiment.workers, self.ranks(experiment.workers)
-        refuse_remainder("slices", slices, workers)
+        refuse_remainder("tensor_parallel_size", slices, workers)
         refuse_narrow(slices, experiment)
 
-    def forecast(self, asked: Query) -> StepForecast:
-        """By what slices of each layer add up and gather."""
-        return of_tensor_parallel(asked, self.ranks(asked.workers), self.algorithm)
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a step from each layer's computation, allreduces and gathers."""
+        return of_tensor_parallel(query, self.ranks(query.workers), self.algorithm)
 
     def ranks(self, workers: int) -> int:
-        """Of one replica."""
-        return self.slices or workers
+        """Return the number of ranks of one replica."""
+        return self.tensor_parallel_size or workers
 
     def share(self, model: keras.Model, replica: Communicator) -> Sliced:
-        """This rank's slice; scores stay cut where the loss, if any, takes them so."""
+        """Return this rank's slice; the final scores stay cut if the model's loss supports it."""
         from labkit.model_parallel.tensor import Sliced
 
-        return Sliced(model, replica, self.resolved(replica), _of_logits(model))
+        return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """The loss and those of layers, the same on all slices."""
+        """Return the function that adds the loss and the layers' losses; equal on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
@@ -97,32 +102,38 @@ class TensorParallel(IntraLayer):
             if share.link is None:
                 loss = losses(y, predicted, weighted)
             else:
-                weight, _ = weighted  # a mean, of which rows count
-                each = cross_entropy(share.link, model.output_shape[-1], y, predicted)
-                loss = tf.reduce_mean(each if weight is None else each * _beside(weight, each))
-            return tf.add_n([loss, *(tf.cast(own, loss.dtype) for own in share.model.losses)])
+                weight, _ = weighted  # reduce_mean divides by the number of rows
+                losses_per_row = cross_entropy(share.link, model.output_shape[-1], y, predicted)
+                loss = tf.reduce_mean(
+                    losses_per_row
+                    if weight is None
+                    else losses_per_row * _broadcast_weights(weight, losses_per_row)
+                )
+            return tf.add_n(
+                [loss, *(tf.cast(layer_loss, loss.dtype) for layer_loss in share.model.losses)]
+            )
 
         return objective
 
     def resolved(self, communicator: Communicator) -> str:
-        """The algorithm, where one is given."""
+        """Return the allreduce algorithm: the field's value, or the default for "auto"."""
         return super().resolved(communicator) if self.algorithm == "auto" else self.algorithm
 
 
-def _beside(weight: tf.Tensor, each: tf.Tensor) -> tf.Tensor:
-    """Sample weights (rows,) or (rows, …) in the shape of the losses (rows, …)."""
+def _broadcast_weights(weight: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    """Reshape sample weights (rows,) or (rows, …) to the shape of the losses (rows, …)."""
     import tensorflow as tf
 
-    weight = tf.cast(weight, each.dtype)
-    if weight.shape.rank > each.shape.rank:
+    weight = tf.cast(weight, losses.dtype)
+    if weight.shape.rank > losses.shape.rank:
         return weight[..., 0]
     return tf.reshape(
-        weight, tf.concat([tf.shape(weight), [1] * (each.shape.rank - weight.shape.rank)], 0)
+        weight, tf.concat([tf.shape(weight), [1] * (losses.shape.rank - weight.shape.rank)], 0)
     )
 
 
-def _of_logits(model: keras.Model) -> bool:
-    """Whether the loss is the mean sparse cross-entropy of scores, which slices share."""
+def _is_logits_loss(model: keras.Model) -> bool:
+    """Return whether the loss is the mean sparse cross-entropy of logits."""
     import keras
 
     loss: keras.losses.Loss = model.loss if model.compiled else None

@@ -1,4 +1,4 @@
-"""TensorFlow's own strategies, in processes of their own, on the same experiment."""
+"""Training by TensorFlow's own strategies, in separate processes, on the same experiment."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.frameworks.servers import Servers
-from labkit.frameworks.tf_config import HERE, ClusterSpec, at
+from labkit.frameworks.servers import ServerProcesses
+from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, ClusterSpec, at_addresses
 from labkit.network import Network
 from labkit.strategies.external_process import (
-    TRUSTED,
-    enclosed,
-    linked,
-    refuse_elsewhere,
+    TRUSTED_NETWORK,
+    open_link,
+    open_private_network,
+    refuse_external,
     refuse_hosts,
     refuse_unlinked,
     refuse_unweighted,
-    train_elsewhere,
+    train_external,
 )
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy
 from labkit.strategies.taxonomy import Cell
-from labkit.strategies.validation import refuse_around, refuse_given
+from labkit.strategies.validation import refuse_fit_options, refuse_optimizer
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 LOCAL = ("mirrored", "central_storage")
 
 
-class Kind(NamedTuple):
-    """Where a strategy of TensorFlow's stands among labkit's.
+class TFKind(NamedTuple):
+    """The labkit equivalent of a TensorFlow strategy.
 
     Attributes:
-        architecture, synchronization: as of every strategy.
-        algorithm: by which gradients meet where all devices are processors.
-        ours: the strategy of labkit's that does the same.
-        legacy: whether Keras 3's `fit` does not carry it, and a loop of one's own is needed.
+        architecture, synchronization: The names on these two axes of the taxonomy.
+        algorithm: The algorithm of TensorFlow's gradient exchange if all devices are CPUs.
+        ours: The labkit strategy with the same semantics: its name and fields.
+        legacy: Whether Keras 3's `fit` does not support the strategy, so that it needs a custom
+            loop.
     """
 
     architecture: str
@@ -48,29 +49,29 @@ class Kind(NamedTuple):
     ours: dict[str, JSON]
     legacy: bool = False
 
-    def by(self, algorithm: str, ours: str) -> Kind:
-        """The same, whose gradients meet by another algorithm, and by one of `AllReduce`'s."""
+    def by(self, algorithm: str, ours: str) -> TFKind:
+        """Return a copy with other algorithms for TensorFlow and for labkit's `AllReduce`."""
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
-RING = Kind("collective", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
+RING = TFKind("collective", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 AUTO = RING.by("auto (ring on processors)", "ring")
-# By `cross_device_ops` of "mirrored".
-WAYS = {
+# The equivalents of "mirrored", by the value of `cross_device_ops`.
+CROSS_DEVICE_KINDS = {
     "auto": AUTO,
     "reduction_to_one_device": RING.by("sum on one device, copied back", "master_worker"),
     "hierarchical_copy": RING.by("hierarchical copy (two halves, then across)", "tree"),
 }
 KINDS = {
     "mirrored": AUTO,
-    "central_storage": Kind(
+    "central_storage": TFKind(
         "parameter servers",
         "synchronous",
         "sum at the weights",
         {"name": "ParameterServer", "synchronous": True},
     ),
     "multi_worker_mirrored": RING._replace(legacy=True),
-    "parameter_server": Kind(
+    "parameter_server": TFKind(
         "parameter servers",
         "asynchronous",
         "push and fetch by variable",
@@ -81,50 +82,58 @@ KINDS = {
 
 
 class TFDistribute(Strategy):
-    r"""A strategy of `tf.distribute` trains the model; labkit asks it for steps, and measures them.
+    r"""A strategy of `tf.distribute` trains the model; labkit requests and times its steps.
 
     Each replica's loss is weighted by its rows, and TensorFlow sums gradients over replicas:
 
     \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
 
-    With servers a coordinator hands steps to whichever worker is free, and servers apply each
-    gradient when it comes, to weights that may be younger than those that it is of; one worker
-    alone trains as without a server. A worker that is killed is started anew, as a manager of
-    clusters would; TensorFlow gives its step to another one.
+    With servers, a coordinator assigns steps to free workers. Servers apply each gradient on
+    arrival, to weights that may be newer than those at which the gradient was computed. A single
+    worker trains as it would without a server. labkit restarts a killed worker, as a cluster
+    manager would, and TensorFlow assigns its step to another worker.
 
     Args:
-        kind: "mirrored": replicas on logical devices of one process, all with all weights;
-            "central_storage": likewise, with the weights at the first device;
-            "multi_worker_mirrored": a process a worker, joined by TensorFlow's collectives (gRPC);
-            "parameter_server": a process a worker, a server, and one for the coordinator (chief).
-        cross_device_ops: how "mirrored" sums: "auto" leaves it to TensorFlow,
-            "reduction_to_one_device", "hierarchical_copy" (over an even number of devices).
-        communication: of "multi_worker_mirrored": "ring", or "auto".
-        servers: of "parameter_server"; variables go round among them.
-        synchronous: all but "parameter_server", which has no synchronous form in TensorFlow 2;
-            None: as the kind is.
-        colocated: servers live in the processes of the first workers.
-        trusted_network: TensorFlow's servers may listen on every interface of this machine,
-            unencrypted and without a key, so that whoever reaches it may read and change what is
-            trained. Otherwise they have a network namespace to themselves, or training is refused.
+        kind: "mirrored": replicas on logical devices of one process, each with all weights.
+            "central_storage": as "mirrored", with the weights on the first device.
+            "multi_worker_mirrored": one process per worker, connected by TensorFlow's collectives
+            (gRPC). "parameter_server": one process per worker, per server, and for the coordinator
+            (chief).
+        cross_device_ops: The gradient reduction of "mirrored": "auto" (TensorFlow's choice),
+            "reduction_to_one_device", or "hierarchical_copy" (requires an even number of devices).
+        communication: The implementation of the collectives of "multi_worker_mirrored": "ring", or
+            "auto".
+        servers: The number of servers of "parameter_server"; variables are assigned to servers in
+            turn.
+        synchronous: Whether training is synchronous; must agree with the kind. All kinds are
+            synchronous except "parameter_server", which has no synchronous form in TensorFlow 2.
+            None: as the kind requires.
+        colocated: Whether servers run in the processes of the first workers.
+        trusted_network: Whether TensorFlow's servers may listen on every interface of this machine,
+            without encryption and without a key. Anyone on the network can then read and change the
+            training. If False, the processes run in a private network namespace, or training raises
+            an error.
 
-    With a network the processes talk over a real link of its bandwidth, between two namespaces that
-    are made for the run (Linux, as root): a worker at each end, or servers and the coordinator at
-    one and all workers at the other. Its latency is the kernel's own, not the network's.
+    With a network, the processes use a real link with its bandwidth, between two namespaces that
+    are created for the run (Linux, as root). Each end of the link has one worker. With servers, one
+    end has the servers and the coordinator, and the other end has all workers. Messages have the
+    kernel's latency, not that of the network.
 
-    An update of TensorFlow's servers is not one operation: Adam's are several, which of two workers
-    can mix. In one of a few short runs with Adam the loss has jumped, perhaps for that reason; SGD
-    only adds.
+    An update by TensorFlow's servers is not atomic: Adam's update has several operations, which may
+    interleave between two workers. In one of a few short runs with Adam the loss increased
+    abruptly, perhaps for this reason. SGD is not affected, because its update is one addition.
 
-    Training is a custom loop, a `tf.function` of `strategy.run`, as Keras 3's `fit` does not carry
-    "multi_worker_mirrored" and "parameter_server". Processes are fresh, as TensorFlow wants to know
-    its cluster before it starts. The rank is the evaluator: after each epoch it takes the weights,
-    and validates outside of the cluster, where a process of the task "evaluator" would stand, which
-    reads checkpoints beside the training (`labkit tf-config --evaluator` gives a script one).
+    Training is a custom loop, a `tf.function` of `strategy.run`, because Keras 3's `fit` does not
+    support "multi_worker_mirrored" and "parameter_server". Each run starts new processes, because
+    TensorFlow needs the cluster's addresses before it starts. The labkit rank is the evaluator:
+    after each epoch it receives the weights, and validates outside the cluster. In TensorFlow a
+    process of the task "evaluator" would read checkpoints during training (`labkit tf-config
+    --evaluator` configures such a process for a script).
 
-    Keras clips a replica's gradient before TensorFlow adds them up, and losses of replicas are
-    weighted by rows: `clipnorm` and its kin, losses that are sums, and outputs with masks are
-    refused, but of one worker and of servers, which take each gradient alone.
+    Keras clips a replica's gradient before TensorFlow sums gradients, and losses of replicas are
+    weighted by rows. Therefore `clipnorm` and similar options, losses that are sums, and outputs
+    with masks raise an error. Exceptions are a single worker, and servers, which apply gradients
+    one by one.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -146,94 +155,99 @@ class TFDistribute(Strategy):
     servers: PositiveInt = Field(1, le=100)
     synchronous: bool | None = None
     colocated: bool = False
-    trusted_network: bool = TRUSTED
+    trusted_network: bool = TRUSTED_NETWORK
 
     @property
-    def stands(self) -> Kind:
-        """Its place among labkit's, by its options, too."""
-        found = WAYS[self.cross_device_ops] if self.kind == "mirrored" else KINDS[self.kind]
+    def equivalent(self) -> TFKind:
+        """The labkit equivalent of the kind, for the values of the other fields."""
+        kind = (
+            CROSS_DEVICE_KINDS[self.cross_device_ops]
+            if self.kind == "mirrored"
+            else KINDS[self.kind]
+        )
         if self.communication == "auto":
-            found = found._replace(algorithm=AUTO.algorithm)
-        if found.ours["name"] == "ParameterServer":
-            found = found._replace(ours=found.ours | {"servers": self.servers})
-        return found
+            kind = kind._replace(algorithm=AUTO.algorithm)
+        if kind.ours["name"] == "ParameterServer":
+            kind = kind._replace(ours=kind.ours | {"servers": self.servers})
+        return kind
 
     @classmethod
-    def combines(cls, cell: Cell) -> bool:
-        """What its kinds are."""
+    def supports(cls, cell: Cell) -> bool:
+        """Return whether one of the kinds has this architecture and synchronization."""
         kinds = {(each.architecture, each.synchronization) for each in KINDS.values()}
         return (cell.architecture, cell.synchronization) in kinds
 
     def cell(self, workers: int) -> Cell:
-        """As its kind is."""
-        own = self.stands
-        places = {"architecture": own.architecture, "synchronization": own.synchronization}
+        """Return the cell, whose architecture and synchronization depend on the kind."""
+        kind = self.equivalent
+        places = {"architecture": kind.architecture, "synchronization": kind.synchronization}
         return super().cell(workers)._replace(**places)
 
     @property
     def exact(self) -> bool:
-        """Gradients are summed in full; those of servers come when they come."""
+        """Whether updates are synchronous; as no gradient is compressed, these are exact."""
         return self.kind != "parameter_server"
 
-    def exact_of(self, experiment: ExperimentSpec) -> bool:
-        """One worker finds the weights that it has made."""
+    def is_exact_in(self, experiment: ExperimentSpec) -> bool:
+        """Return whether updates are synchronous, or a single worker trains."""
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """One rank is enough where one process leads all the others."""
+        """Return 0 if each worker has a rank; otherwise 1 - workers, because one rank runs."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:
-        """Of all replicas; with servers, also those, and the coordinator."""
+        """Return the number of replicas, plus servers and coordinator if there are any."""
         if self.kind != "parameter_server":
             return workers
         return workers + 1 + (0 if self.colocated else self.servers)
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Rows of a replica."""
+        """Return the number of rows of a replica's share of the batch, rounded up."""
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Refuse what TensorFlow's strategies do not do here, before any rank starts."""
+        """Raise InvalidInput, before any rank starts, for options that are not supported."""
         self._check_fields()
-        refuse_around(experiment.optimizer_options)
+        refuse_fit_options(experiment.optimizer_options)
         self._check_clipping(experiment.workers, experiment.optimizer_options)
         if experiment.precision == "mixed_float16":
             raise InvalidInput(
-                "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop has not; "
-                "use precision='mixed_bfloat16', 'float32' or 'float64'"
+                "precision='mixed_float16' needs a scaled loss, which TFDistribute's loop "
+                "does not have; use precision='mixed_bfloat16', 'float32' or 'float64'"
             )
-        refuse_elsewhere("TFDistribute", experiment, linked=self.kind not in LOCAL)
+        refuse_external("TFDistribute", experiment, linked=self.kind not in LOCAL)
         if (network := Network.parse(experiment.network)) is not None:
             self._check_link(experiment.workers)
             refuse_unlinked(network)
-        if experiment.capacities is not None and self.kind != "multi_worker_mirrored":
+        if experiment.batch_weights is not None and self.kind != "multi_worker_mirrored":
             raise InvalidInput(
-                f"capacities are of kind='multi_worker_mirrored', not of {self.kind!r}; leave "
-                "them out"
+                "batch_weights are supported with kind='multi_worker_mirrored', not with "
+                f"{self.kind!r}; remove them"
             )
         if self.cross_device_ops == "hierarchical_copy" and experiment.workers % 2:
             raise InvalidInput(
-                "TensorFlow's hierarchical_copy adds up two halves of the devices, and leaves out "
-                f"the last of workers={experiment.workers}; give an even number"
+                "TensorFlow's hierarchical_copy sums two halves of the devices, and omits the "
+                f"last device of an odd number such as workers={experiment.workers}; give an "
+                "even number"
             )
 
     def _check_clipping(self, workers: int, options: Mapping[str, JSON]) -> None:
-        """Refuse what Keras does to a replica's gradient before TensorFlow adds them up."""
-        given = [name for name in CLIPPING if options.get(name) is not None]
-        if given and self.exact and workers > 1:
+        """Raise InvalidInput for options that clip a replica's gradient before the sum."""
+        clipping = [name for name in CLIPPING if options.get(name) is not None]
+        if clipping and self.exact and workers > 1:
             raise InvalidInput(
-                f"{given[0]}={options[given[0]]}: within TensorFlow's strategies Keras clips the "
-                "gradient of each replica before they are added up, which is not what clips their "
-                f"sum; leave {given[0]} out"
+                f"{clipping[0]}={options[clipping[0]]}: within TensorFlow's strategies Keras clips "
+                "the gradient of each replica before the sum, which differs from clipping the "
+                f"sum; remove {clipping[0]}"
             )
 
     def _check_link(self, workers: int) -> None:
-        """Refuse more than stands at the two ends of a link."""
+        """Raise InvalidInput for processes that cannot be divided between two ends of a link."""
         if self.colocated:
             raise InvalidInput(
-                "colocated servers with a network: at one end of the real link stand servers, at "
-                "the other workers; leave colocated out"
+                "colocated servers with a network: the servers are at one end of the real "
+                "link and the workers at the other; remove colocated"
             )
         if self.kind == "multi_worker_mirrored" and workers != 2:
             raise InvalidInput(
@@ -241,71 +255,83 @@ class TFDistribute(Strategy):
             )
 
     def _check_fields(self) -> None:
-        of = {
+        requirements = {
             "cross_device_ops": ("mirrored", self.cross_device_ops != "auto"),
             "communication": ("multi_worker_mirrored", self.communication != "ring"),
             "servers": ("parameter_server", self.servers != 1),
             "colocated": ("parameter_server", self.colocated),
         }
-        for field, (kind, given) in of.items():
-            if given and self.kind != kind:
+        for field, (kind, is_set) in requirements.items():
+            if is_set and self.kind != kind:
                 raise InvalidInput(
-                    f"{field}={getattr(self, field)!r} is of kind={kind!r}, not of {self.kind!r}; "
-                    "leave it out"
+                    f"{field}={getattr(self, field)!r} belongs to kind={kind!r}, not to "
+                    f"{self.kind!r}; remove it"
                 )
         servers = self.kind == "parameter_server"
         if self.synchronous is not None and self.synchronous == servers:
-            what, ours = ("asynchronous", "True") if servers else ("synchronous", "False")
+            synchronization, value = (
+                ("asynchronous", "True") if servers else ("synchronous", "False")
+            )
             raise InvalidInput(
-                f"synchronous={self.synchronous}: TensorFlow 2 has {self.kind} {what} only; leave "
-                f"it out, or use labkit's ParameterServer(synchronous={ours})"
+                f"synchronous={self.synchronous}: TensorFlow 2 has only {synchronization} "
+                f"training with {self.kind}; remove synchronous, or use labkit's "
+                f"ParameterServer(synchronous={value})"
             )
 
     def train(self, session: Session) -> None:
-        """Ask TensorFlow's processes for steps."""
+        """Train by sending requests for steps to TensorFlow's processes."""
         communicator = session.communicator
         refuse_hosts(
             "TFDistribute",
             communicator,
-            "start a script of your own there with what `labkit tf-config` prints",
+            "use a custom script there with the configuration from `labkit tf-config`",
         )
         optimizer = session.optimizer()
-        refuse_given(optimizer)
-        own = {name: getattr(optimizer, name, None) for name in CLIPPING}  # a compiled model's, too
-        self._check_clipping(session.experiment.workers, own)
+        refuse_optimizer(optimizer)
+        # The optimizer may come from a compiled model, and then has other clipping options.
+        clipping = {name: getattr(optimizer, name, None) for name in CLIPPING}
+        self._check_clipping(session.experiment.workers, clipping)
         session.compile(optimizer)
         if self.exact and session.experiment.workers > 1:
             refuse_unweighted(session.model)
         job, rank = "chief" if self.kind == "parameter_server" else "worker", communicator.rank
-        with ExitStack() as ended, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
-            within = linked(session, ended)
-            if not within and self.kind not in LOCAL:
-                words = enclosed(session, ended, "TensorFlow's servers", self.trusted_network)
-                within = {HERE: words}
-            made = self._spec(session.experiment.workers, *within) if rank == 0 else None
-            spec = communicator.share(made, what="the cluster of TensorFlow's processes")
-            config = spec.of(job, rank) if spec.jobs else None
-            servers = Servers(spec, communicator, session.experiment.threads, within)
-            ended.callback(servers.close)
+        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="labkit-tf-") as folder:
+            prefixes = open_link(session, stack)
+            if not prefixes and self.kind not in LOCAL:
+                prefix = open_private_network(
+                    session, stack, "TensorFlow's servers", self.trusted_network
+                )
+                prefixes = {LOOPBACK_ADDRESS: prefix}
+            new_spec = self._spec(session.experiment.workers, *prefixes) if rank == 0 else None
+            spec = communicator.broadcast_object(
+                new_spec, label="the cluster of TensorFlow's processes"
+            )
+            config = spec.task_config(job, rank) if spec.jobs else None
+            servers = ServerProcesses(spec, communicator, session.experiment.threads, prefixes)
+            stack.callback(servers.close)
             if job == "chief":
                 servers.start()
-            words = within[spec.host(job, rank)] if within else ()
-            child = session.elsewhere(f"{job} {rank}", config, folder, words)
-            ended.callback(child.close)
-            child.answer(meanwhile=servers.mend)
-            networks = list(within.values())
-            told = train_elsewhere(session, child, servers.tasks, servers.mend, networks)
+            prefix = prefixes[spec.host(job, rank)] if prefixes else ()
+            child = session.tensorflow_process(f"{job} {rank}", config, folder, prefix)
+            stack.callback(child.close)
+            child.answer(while_waiting=servers.restart_ended)
+            networks = list(prefixes.values())
+            traffic = train_external(session, child, servers.tasks, servers.restart_ended, networks)
             session.exchanged = {
                 "algorithm": child.ask("describe"),
-                "tf_config": [spec.of(*task) for tasks in spec.processes() for task in tasks],
-                **told,
-                "started_anew": servers.anew,
+                "tf_config": [
+                    spec.task_config(*task) for tasks in spec.processes() for task in tasks
+                ],
+                **traffic,
+                "started_anew": servers.restarted,
             }
 
-    def _spec(self, workers: int, here: str = HERE, there: str = HERE) -> ClusterSpec:
-        """Who there is, at one address or at the two ends of a link."""
+    def _spec(
+        self, workers: int, here: str = LOOPBACK_ADDRESS, there: str = LOOPBACK_ADDRESS
+    ) -> ClusterSpec:
+        """Return the cluster specification, at one address or at the two ends of a link."""
         if self.kind == "parameter_server":
             jobs = {"chief": [here], "worker": [there] * workers, "ps": [here] * self.servers}
-            return at(jobs, self.colocated)
+            return at_addresses(jobs, self.colocated)
         ends = [here, there] if here != there else [here] * workers
-        return at({} if self.kind in LOCAL else {"worker": ends})
+        return at_addresses({} if self.kind in LOCAL else {"worker": ends})

@@ -1,4 +1,4 @@
-"""What no strategy can do that trains parts of a model by steps of its own."""
+"""Validation of options that many strategies have in common."""
 
 from __future__ import annotations
 
@@ -15,133 +15,140 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-Given = TypeVar("Given")
+GridValue = TypeVar("GridValue")
 
-# By name here, so that a wrong one is refused without importing Keras.
+# The names of Keras optimizers are listed here, so that a wrong name is rejected without importing
+# Keras.
 OPTIMIZERS = [
     *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
     *("ftrl", "lion", "lamb", "lars", "muon", "schedulefreeadamw"),
 ]
-# What Keras does around its own training step, and not in an optimizer's update.
-AROUND = ("use_ema", "loss_scale_factor")
-# Optimizers that look at a whole variable at once.
-WHOLE = ("adafactor", "lamb", "lars", "muon")
+# Optimizer options that the training step of Keras applies outside the optimizer's update.
+FIT_OPTIONS = ("use_ema", "loss_scale_factor")
+# Optimizers that need a whole variable at once.
+WHOLE_VARIABLE_OPTIMIZERS = ("adafactor", "lamb", "lars", "muon")
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
-    """The value of a field; refuses one that is not allowed, as Pydantic's validators do."""
+    """Return the value of a field; raise ValueError, as Pydantic expects, if it is not allowed."""
     refuse_unknown(field, [value], allowed)
     return value
 
 
-def rows_and_columns(value: Given) -> Given:
-    """The value of a grid, as Pydantic's validators take it; refuses what is not two numbers."""
+def rows_and_columns(value: GridValue) -> GridValue:
+    """Return a grid unchanged; raise ValueError unless it has two numbers."""
     if value is not None and (not isinstance(value, tuple | list) or len(value) != 2):
         raise ValueError(
-            f"grid={value!r} is not rows and columns of machines; give two numbers, such as (2, 2)"
+            f"grid={value!r} is not a pair of rows and columns of machines; give two numbers, "
+            "such as (2, 2)"
         )
     return value
 
 
-def refuse_in_parts(experiment: ExperimentSpec) -> None:
-    """Refuse what needs Keras's own training step, or all parts to skip one together."""
+def refuse_keras_step_options(experiment: ExperimentSpec) -> None:
+    """Raise InvalidInput for options that only Keras's training step supports."""
     if experiment.precision == "mixed_float16":
         raise InvalidInput(
-            "precision='mixed_float16' needs a scaled loss, and all ranks to skip the same step; "
-            "parts of a model do without: use precision='mixed_bfloat16' or 'float32'"
+            "precision='mixed_float16' needs a scaled loss and a common decision of all ranks "
+            "to skip a step; this strategy has neither: use precision='mixed_bfloat16' or "
+            "'float32'"
         )
-    refuse_around(experiment.optimizer_options)
+    refuse_fit_options(experiment.optimizer_options)
 
 
-def refuse_around(options: Mapping[str, JSON]) -> None:
-    """Refuse an optimizer's options that Keras honours outside of its update."""
-    for name in AROUND:
+def refuse_fit_options(options: Mapping[str, JSON]) -> None:
+    """Raise InvalidInput for optimizer options that Keras applies outside the update."""
+    for name in FIT_OPTIONS:
         if options.get(name):
             raise InvalidInput(
-                f"{name}={options[name]} is what Keras does around its own training step, but "
-                f"parts of a model take steps of their own; leave {name} out"
+                f"{name}={options[name]} works only in the training step of Keras, but this "
+                f"strategy has its own training step; remove {name}"
             )
 
 
-def refuse_given(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse the same of a Keras optimizer, which a compiled model may have come with."""
+def refuse_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raise InvalidInput for a compiled model's optimizer that needs Keras's training step."""
     import keras
 
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise InvalidInput(
-            "the model is compiled with a LossScaleOptimizer, which needs a scaled loss, and all "
-            "ranks to skip the same step; parts of a model do without: compile it in "
-            "'mixed_bfloat16' or 'float32', with a plain optimizer"
+            "the model is compiled with a LossScaleOptimizer, which needs a scaled loss and a "
+            "common decision of all ranks to skip a step; compile it in 'mixed_bfloat16' or "
+            "'float32', with a plain optimizer"
         )
-    refuse_around({name: getattr(optimizer, name, None) for name in AROUND})
+    refuse_fit_options({name: getattr(optimizer, name, None) for name in FIT_OPTIONS})
 
 
-def refuse_shares(experiment: ExperimentSpec, parts: str, replicas: int) -> None:
-    """Refuse what divides a batch among ranks that work on the same rows.
+def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int) -> None:
+    """Raise InvalidInput for options that would divide a batch among ranks that need equal rows.
 
     Args:
-        experiment: in question.
-        parts: what the ranks have, such as "the slices of a model".
-        replicas: that divide a batch.
+        experiment: The experiment to check.
+        parts: The noun, in the error message, for what the ranks hold, such as "the slices of a
+            model".
+        replicas: The number of replicas that divide a batch.
     """
-    if replicas == 1 and experiment.shards != IID:
+    if replicas == 1 and experiment.data_partition != IID:
         raise InvalidInput(
-            f"shards={experiment.shards!r} divides samples among replicas, but {parts} on "
-            f"workers={experiment.workers} make one, which reads them all; leave shards out, or "
-            "give more workers than a replica has ranks"
+            f"data_partition={experiment.data_partition!r} divides samples among replicas, but "
+            f"{parts} on "
+            f"workers={experiment.workers} form one replica, which reads all samples; remove "
+            "data_partition, or use more workers than a replica has ranks"
         )
-    if experiment.capacities is not None or experiment.feed == "scatter":
+    if experiment.batch_weights is not None or experiment.input_mode == "scatter":
         raise InvalidInput(
-            "capacities and feed='scatter' divide a batch among all workers, but "
-            f"{parts} work on the same rows; leave both out"
+            "batch_weights and input_mode='scatter' divide a batch among all workers, but "
+            f"{parts} work "
+            "on the same rows; remove both"
         )
 
 
-def refuse_remainder(field: str, given: int, workers: int, whose: str = "workers") -> None:
-    """Refuse a number of parts that does not divide the workers."""
-    if workers % given:
+def refuse_remainder(field: str, count: int, workers: int, total: str = "workers") -> None:
+    """Raise InvalidInput if the field's value `count` does not divide the number of workers."""
+    if workers % count:
         allowed = ", ".join(str(n) for n in range(1, workers + 1) if workers % n == 0)
-        raise InvalidInput(f"{field}={given} does not divide {whose}={workers}; allowed: {allowed}")
+        raise InvalidInput(f"{field}={count} does not divide {total}={workers}; allowed: {allowed}")
 
 
-def refuse_narrow(slices: int, experiment: ExperimentSpec, each: int = 1) -> None:
-    """Refuse more slices than the widest layer has units.
+def refuse_narrow(slices: int, experiment: ExperimentSpec, stages: int = 1) -> None:
+    """Raise InvalidInput if there are more slices than units in the widest layer.
 
     Args:
-        slices: of a model, or of each stage.
-        experiment: in question.
-        each: stages that are sliced.
+        slices: The number of slices of the model, or of each stage.
+        experiment: The experiment to check.
+        stages: The number of stages that are sliced.
     """
     widest, workers = experiment.widest, experiment.workers
     if widest is not None and widest < slices:
-        allowed = [n for n in range(1, widest + 1) if workers % (n * each) == 0]
+        allowed = [n for n in range(1, widest + 1) if workers % (n * stages) == 0]
         raise InvalidInput(
-            f"slices={slices} are more than the {widest} units of the widest layer; "
-            f"allowed with workers={workers}: {', '.join(map(str, allowed))}"
+            f"tensor_parallel_size={slices} exceeds the {widest} units of the widest layer; "
+            "allowed with "
+            f"workers={workers}: {', '.join(map(str, allowed))}"
         )
 
 
 def refuse_norms(optimizer: str, options: Mapping[str, JSON], part: str = "slice") -> None:
-    """Refuse what looks at whole variables, or at their gradients, where they are cut.
+    """Raise InvalidInput for an optimizer that needs whole variables or whole gradients.
 
     Args:
-        optimizer: its name, in lower case.
-        options: its arguments.
-        part: what has a part of each variable, in words.
+        optimizer: The name of the optimizer, in lower case.
+        options: The arguments of the optimizer.
+        part: The noun, in the error message, for the holder of a part of each variable.
     """
-    if optimizer in WHOLE:
+    if optimizer in WHOLE_VARIABLE_OPTIMIZERS:
         raise InvalidInput(
-            f"optimizer={optimizer!r} looks at whole variables, but a {part} has a part of each; "
-            "use one that works by element, such as 'sgd' or 'adam'"
+            f"optimizer={optimizer!r} needs whole variables, but a {part} holds a part of each "
+            "variable; use an optimizer that works by element, such as 'sgd' or 'adam'"
         )
     for name in ("clipnorm", "global_clipnorm"):
         if options.get(name) is not None:
             raise InvalidInput(
-                f"{name}={options[name]} needs the norm of whole gradients, but a {part} has a "
-                "part of each; use clipvalue"
+                f"{name}={options[name]} needs the norm of whole gradients, but a {part} holds "
+                "a part of each gradient; use clipvalue"
             )
 
 
 def norms(optimizer: keras.optimizers.Optimizer) -> dict[str, JSON]:
-    """What a Keras optimizer has of the options that `refuse_norms` looks at."""
+    """Return the clipping options of a Keras optimizer, in the form that `refuse_norms` checks."""
     return {name: getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm")}

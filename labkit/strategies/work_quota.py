@@ -1,4 +1,4 @@
-"""Who goes on where nobody waits: as many batches as the epochs have, whoever computes them."""
+"""The total number of batches in asynchronous training, which any worker may compute."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from labkit.programs import Message, Roles
     *("_lost", "_kept"),
 )
 class Quota:
-    """What a server knows of the batches that are computed or under way.
+    """A server's count of the batches that workers have completed or are computing.
 
-    The first server says who is done. What a lost worker had begun is for the others.
+    The first server decides when a worker has no more batches to compute. If a worker fails, other
+    workers compute the batches that it has begun.
 
     Args:
-        roles: who there is.
-        number: of the server.
-        each: batches that a worker computes from one answer to the next.
+        roles: The roles of all processes.
+        number: The number of this server.
+        each: The number of batches that a worker computes between two answers of a server.
     """
 
     def __init__(self, roles: Roles, number: int, each: int = 1) -> None:
@@ -32,28 +33,29 @@ class Quota:
         self._lost = self._kept = 0
 
     def ends(self, push: Message) -> bool:
-        """Whether the answer to a worker is that there is no more to do."""
+        """Record a push and return whether its worker has no more batches to compute."""
         self._done[push.source] = push.step + 1
         if push.ends:
             self._total = self._granted
-        over = self._leads and self._granted >= self._total
-        if over:
+        ends = self._leads and self._granted >= self._total
+        if ends:
             self._at_work.remove(push.source)
         else:
             self._granted += self._each
-        return over
+        return ends
 
     def leaves(self, goodbye: Message) -> None:
-        """A worker says nothing more."""
+        """Record a worker's last message; if the worker failed, return its batches to the quota."""
         if goodbye.ends and goodbye.source in self._at_work:
             self._lost += self._each
             self._granted -= self._each
 
     def epochs(self, last: bool = False) -> Iterator[int]:
-        """Epochs that are over by now, each once.
+        """Yield the number of each epoch that has become complete since the last call.
 
         Args:
-            last: nobody is left, who could compute what a worker had begun that was lost.
+            last: Whether all workers have ended; the batches that failed workers had begun then
+                count as done.
         """
         done = sum(self._done.values()) + (self._lost if last else 0)
         while self._kept < self._epochs and done >= (self._kept + 1) * self._epoch:

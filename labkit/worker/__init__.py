@@ -1,1 +1,1 @@
-"""What happens on a rank."""
+"""The part of labkit that runs on each rank: training, checkpoints, verification, inference."""

@@ -1,12 +1,12 @@
-"""Ways to answer batches of rows that come to rank 0, which wants the answers back.
+"""Inference servers: rank 0 receives batches of rows, and all ranks compute the predictions.
 
 one process     0: F F F F
-replicas        0: F F   ◄ parts of a batch, or batches in turn, go to the others and come back
+replicas        0: F F   ◄ parts of a batch, or whole batches in turn, go to the other ranks
                 1: F F
 stages          0: F F F F
-                1:   F F F F   ► the last one sends its answers to rank 0
+                1:   F F F F   ► the last stage sends its predictions to rank 0
 slices          0: F F F F
-                1: F F F F     rows go to all; slices add up on the way
+                1: F F F F     all ranks receive all rows, and slices sum their activations
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.memory import together
+from labkit.model_parallel.memory import unique_nbytes
 from labkit.model_parallel.weights import free
 from labkit.strategies import Strategy
 
@@ -32,55 +32,57 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "np.ndarray"  # (rows, …)
 
 
-class Answers(Protocol):
-    """A way to answer. All calls are collective; rows count on rank 0, elsewhere their shape does.
+class InferenceServer(Protocol):
+    """An inference server; all calls are collective, and only rank 0 needs the rows' values.
 
     Attributes:
-        weights_bytes: what this rank holds of the model.
+        weights_bytes: Total bytes of the weights on this rank.
     """
 
     weights_bytes: int
 
     def batch(self, x: Rows) -> Rows | None:
-        """The answers to one batch as soon as can be, on rank 0."""
+        """Return on rank 0 the predictions for one batch, with minimal latency; None elsewhere."""
 
     def stream(self, batches: Sequence[Rows]) -> list[Rows]:
-        """The answers to batches that lie ready, with several under way where that is possible."""
+        """Return the predictions for several batches, overlapping transfers and computation."""
 
 
-def way(
+def inference_server(
     communicator: Communicator, model: keras.Model, strategy: Strategy | None, like: Rows
-) -> Answers:
-    """How ranks answer by a strategy; None: rank 0 alone.
+) -> InferenceServer:
+    """Return the inference server of a strategy.
 
     Args:
-        communicator: the ranks.
-        model: the whole one, the same on all; cut, it loses what others hold.
-        strategy: see `Strategy.serving`.
-        like: an answer to some rows, which says of what shape and type answers are.
+        communicator: Communicator of the ranks that serve.
+        model: Whole model, equal on all ranks; dividing the model frees the weights that belong to
+            other ranks.
+        strategy: Strategy that divides the model, see `Strategy.serving`; None: rank 0 serves
+            alone.
+        like: Predictions for any rows, which define the shape and dtype of predictions.
     """
     if strategy is None:
-        return _Alone(communicator, model)
+        return _SingleProcess(communicator, model)
     serving = strategy.serving(model, communicator)
     if serving is None:
         return _Replicas(communicator, model, like)
-    return _Together(communicator, model, serving, like)
+    return _PartitionedModel(communicator, model, serving, like)
 
 
 def forward(model: keras.Model) -> Callable[[Rows], Rows]:
-    """A model as a compiled function, as stages and slices are, too: Keras's loop takes longer."""
+    """Return the forward pass of a model as a compiled function, which is faster than `predict`."""
     compiled = tf.function(
         lambda x: model(x, training=False), autograph=False, reduce_retracing=True
     )
     return lambda x: np.asarray(compiled(tf.convert_to_tensor(x)))
 
 
-class _Alone:
-    """Rank 0 has the model, and others do nothing."""
+class _SingleProcess:
+    """An inference server in which only rank 0 computes."""
 
     def __init__(self, communicator: Communicator, model: keras.Model) -> None:
         self._first, self._call = communicator.rank == 0, forward(model)
-        self.weights_bytes = together(model.variables) if self._first else 0
+        self.weights_bytes = unique_nbytes(model.variables) if self._first else 0
 
     def batch(self, x: Rows) -> Rows | None:
         return self._call(x) if self._first else None
@@ -89,141 +91,145 @@ class _Alone:
         return [self._call(x) for x in batches] if self._first else []
 
 
-class _Exchanged:
-    """Arrays between rank 0 and others; what was posted is kept until it is on its way."""
+class _Transfers:
+    """Messages between rank 0 and other ranks; arrays are kept until their sends complete."""
 
     def __init__(self, communicator: Communicator, like: Rows) -> None:
         self.communicator, self.rank, self._like = communicator, communicator.rank, like
         self._posted: list[tuple[list[MPI.Request], Rows]] = []
 
     def post(self, data: Rows, rank: int) -> None:
-        """Begin to send."""
+        """Start a non-blocking send of an array to a rank."""
         data = np.ascontiguousarray(data)
         self._posted.append((self.communicator.post(data, rank), data))
 
     def rows(self, like: Rows) -> Rows:
-        """From rank 0."""
-        found = np.empty_like(like, order="C")
-        self.communicator.recv(found, 0)
-        return found
+        """Receive rows from rank 0, with the shape and dtype of `like`."""
+        buffer = np.empty_like(like, order="C")
+        self.communicator.recv(buffer, 0)
+        return buffer
 
     def answer(self, rows: int, rank: int) -> Rows:
-        """From another rank, to so many rows."""
-        found = np.empty((rows, *self._like.shape[1:]), self._like.dtype)
-        self.communicator.recv(found, rank)
-        return found
+        """Receive from another rank the predictions for a number of rows."""
+        buffer = np.empty((rows, *self._like.shape[1:]), self._like.dtype)
+        self.communicator.recv(buffer, rank)
+        return buffer
 
     def finish(self) -> None:
-        """Wait for all that was posted."""
+        """Wait until all started sends complete."""
         for requests, _ in self._posted:
             self.communicator.finish(requests)
         self._posted.clear()
 
 
 class _Replicas:
-    """Each rank has the whole model: a batch alone is divided, several go round."""
+    """An inference server in which each rank has the whole model, and predicts some of the rows."""
 
     def __init__(self, communicator: Communicator, model: keras.Model, like: Rows) -> None:
         self._size, self._call = communicator.size, forward(model)
-        self._exchanged = _Exchanged(communicator, like)
-        self.weights_bytes = together(model.variables)
+        self._transfers = _Transfers(communicator, like)
+        self.weights_bytes = unique_nbytes(model.variables)
 
     def batch(self, x: Rows) -> Rows | None:
-        # Rank 0 takes a row more than others where they do not come out even: its own need not
-        # travel.
+        # Rank 0 takes the remainder of an uneven division, because its rows need no transfer.
         parts = np.array_split(x, self._size)
         return self._answers(parts)
 
     def _answers(self, parts: list[Rows]) -> Rows | None:
-        exchanged, own = self._exchanged, parts[self._exchanged.rank]
-        if exchanged.rank:
-            if len(own):
-                exchanged.post(self._call(exchanged.rows(own)), 0)
-                exchanged.finish()
+        transfers, local_rows = self._transfers, parts[self._transfers.rank]
+        if transfers.rank:
+            if len(local_rows):
+                transfers.post(self._call(transfers.rows(local_rows)), 0)
+                transfers.finish()
             return None
         others = [(rank, part) for rank, part in enumerate(parts) if rank and len(part)]
         for rank, part in others:
-            exchanged.post(part, rank)
-        found = [self._call(own), *(exchanged.answer(len(part), rank) for rank, part in others)]
-        exchanged.finish()
-        return np.concatenate(found)
+            transfers.post(part, rank)
+        outputs = [
+            self._call(local_rows),
+            *(transfers.answer(len(part), rank) for rank, part in others),
+        ]
+        transfers.finish()
+        return np.concatenate(outputs)
 
     def stream(self, batches: Sequence[Rows]) -> list[Rows]:
-        exchanged = self._exchanged
-        if exchanged.rank:
-            for x in batches[exchanged.rank :: self._size]:
-                exchanged.post(self._call(exchanged.rows(x)), 0)
-            exchanged.finish()
+        transfers = self._transfers
+        if transfers.rank:
+            for x in batches[transfers.rank :: self._size]:
+                transfers.post(self._call(transfers.rows(x)), 0)
+            transfers.finish()
             return []
         rounds = [
             batches[start : start + self._size] for start in range(0, len(batches), self._size)
         ]
-        found: dict[int, Rows] = {}
-        self._give(rounds[0])
-        for number, (now, then) in enumerate(pairwise([*rounds, []])):
-            self._give(then)  # the next one travels while this one is computed
-            found[number * self._size] = self._call(now[0])
+        outputs: dict[int, Rows] = {}
+        self._send(rounds[0])
+        for number, (current, following) in enumerate(pairwise([*rounds, []])):
+            self._send(following)  # the transfer overlaps the computation of the current batch
+            outputs[number * self._size] = self._call(current[0])
         for number, x in enumerate(batches):
             if number % self._size:
-                found[number] = exchanged.answer(len(x), number % self._size)
-        exchanged.finish()
-        return [found[number] for number in range(len(batches))]
+                outputs[number] = transfers.answer(len(x), number % self._size)
+        transfers.finish()
+        return [outputs[number] for number in range(len(batches))]
 
-    def _give(self, batches: Sequence[Rows]) -> None:
+    def _send(self, batches: Sequence[Rows]) -> None:
         for rank, x in enumerate(batches):
             if rank:
-                self._exchanged.post(x, rank)
+                self._transfers.post(x, rank)
 
 
-class _Together:
-    """Each rank has a part of the model, in stages or slices."""
+class _PartitionedModel:
+    """An inference server in which each rank has a part of the model: a stage or a slice."""
 
     def __init__(
         self, communicator: Communicator, model: keras.Model, serving: Serving, like: Rows
     ) -> None:
-        self._exchanged, self._predict = _Exchanged(communicator, like), serving.predict
-        reads = communicator.allgather(serving.reads, "who reads rows")
+        self._transfers, self._predict = _Transfers(communicator, like), serving.predict
+        reads = communicator.allgather(serving.reads, "the ranks that read rows")
         self._readers = [rank for rank, does in enumerate(reads) if does and rank]
-        self._holder: int | None = None  # of the answers; known after the first one
-        kept = {id(variable) for variable in serving.variables}
+        self._holder: int | None = None  # rank that outputs predictions; known after one batch
+        kept_ids = {id(variable) for variable in serving.variables}
         for variable in model.variables:
-            if id(variable) not in kept:
+            if id(variable) not in kept_ids:
                 free(variable)
-        self.weights_bytes = together(model.variables, serving.variables)
+        self.weights_bytes = unique_nbytes(model.variables, serving.variables)
 
     def batch(self, x: Rows) -> Rows | None:
-        found = self.stream([x])
-        return found[0] if found else None
+        outputs = self.stream([x])
+        return outputs[0] if outputs else None
 
     def stream(self, batches: Sequence[Rows]) -> list[Rows]:
-        exchanged, found = self._exchanged, []
-        for y, _ in self._predict(self._given(batches)):
+        transfers, outputs = self._transfers, []
+        for y, _ in self._predict(self._received_batches(batches)):
             if self._holder is None:
-                held = exchanged.communicator.allgather(y is not None, "who holds the answers")
-                self._holder = held.index(True)
-            if y is not None and exchanged.rank:
-                exchanged.post(np.asarray(y), 0)
+                holds_outputs = transfers.communicator.allgather(
+                    y is not None, "the rank of the predictions"
+                )
+                self._holder = holds_outputs.index(True)
+            if y is not None and transfers.rank:
+                transfers.post(np.asarray(y), 0)
             elif y is not None:
-                found.append(np.asarray(y))
-        if exchanged.rank == 0 and self._holder:
-            found = [exchanged.answer(len(x), self._holder) for x in batches]
-        exchanged.finish()
-        return found
+                outputs.append(np.asarray(y))
+        if transfers.rank == 0 and self._holder:
+            outputs = [transfers.answer(len(x), self._holder) for x in batches]
+        transfers.finish()
+        return outputs
 
-    def _given(self, batches: Sequence[Rows]) -> Iterator[Rows]:
-        exchanged = self._exchanged
-        if exchanged.rank in self._readers:
-            yield from map(exchanged.rows, batches)
-        elif exchanged.rank:
-            yield from map(np.zeros_like, batches)  # only their number and shape count here
+    def _received_batches(self, batches: Sequence[Rows]) -> Iterator[Rows]:
+        transfers = self._transfers
+        if transfers.rank in self._readers:
+            yield from map(transfers.rows, batches)
+        elif transfers.rank:
+            yield from map(np.zeros_like, batches)  # only the shape matters on these ranks
         else:
-            self._give(batches[0])
-            for now, then in pairwise([*batches, None]):
-                self._give(then)  # travels while this one is computed
-                assert now is not None  # for the type checker: only the last one is
-                yield now
+            self._send(batches[0])
+            for current, following in pairwise([*batches, None]):
+                self._send(following)  # the transfer overlaps the computation of the current batch
+                assert current is not None  # for the type checker: only the last element is None
+                yield current
 
-    def _give(self, x: Rows | None) -> None:
+    def _send(self, x: Rows | None) -> None:
         for rank in self._readers if x is not None else ():
             assert x is not None  # for the type checker
-            self._exchanged.post(x, rank)
+            self._transfers.post(x, rank)

@@ -1,4 +1,4 @@
-"""Arrays kept between runs by what they are of, up to so many bytes: the oldest go first."""
+"""A cache of arrays on disk that removes the least recently used files above a size limit."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from labkit.records.store import write_atomically
 
 
 class ArrayCache:
-    """A folder of lists of arrays, each a file that is there whole or not at all.
+    """A folder of array lists; files are written atomically, so readers see only complete ones.
 
     Args:
-        folder: where they lie.
-        limit: bytes of all files together.
+        folder: Folder of the cached files.
+        limit: Maximum total bytes of all files.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._limit = folder, limit
 
-    def take(self, key: str) -> list[np.ndarray] | None:
-        """The arrays of this key, or None; they count as used now. A damaged file is as none."""
+    def load(self, key: str) -> list[np.ndarray] | None:
+        """Return the arrays of a key, and mark their file as used; None if absent or damaged."""
         file = self._file(key)
         try:
             data = file.read_bytes()
             os.utime(file)
-        except FileNotFoundError:  # or another process has just let it go
+        except FileNotFoundError:  # also if another process has just removed the file
             return None
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as found:
-                return [found[f"arr_{number}"] for number in range(len(found.files))]
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                return [archive[f"arr_{number}"] for number in range(len(archive.files))]
         except (BadZipFile, EOFError, KeyError, ValueError):
-            return None  # whoever asks computes them, and puts them here anew
+            return None  # the caller computes the arrays and stores them again
 
-    def put(self, key: str, arrays: Sequence[np.ndarray]) -> None:
-        """Keep these arrays, and let go of those that were not used for longest."""
+    def store(self, key: str, arrays: Sequence[np.ndarray]) -> None:
+        """Store arrays under a key, and remove the least recently used files above the limit."""
         content = io.BytesIO()
         np.savez(content, *arrays)
         data = content.getvalue()
@@ -50,11 +50,11 @@ class ArrayCache:
 
     def _make_room(self) -> None:
         files = [(file.stat(), file) for file in self._folder.glob("*.npz")]
-        files.sort(key=lambda each: each[0].st_mtime_ns, reverse=True)
-        kept = 0
-        for facts, file in files:
-            kept += facts.st_size
-            if kept > self._limit:
+        files.sort(key=lambda entry: entry[0].st_mtime_ns, reverse=True)
+        total = 0
+        for status, file in files:
+            total += status.st_size
+            if total > self._limit:
                 file.unlink(missing_ok=True)
 
     def _file(self, key: str) -> Path:

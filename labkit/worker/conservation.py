@@ -1,4 +1,4 @@
-"""The law that a lossy exchange is held to: nothing is lost between a gradient and its use."""
+"""The conservation law of a lossy exchange: what is not sent stays in the residual."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.compression.residual_law import Waiting
-from labkit.exchange import Layer, Seen
+from labkit.compression.residual_law import ExpectedResidual
+from labkit.exchange import BucketLayer, ReductionRecord
 
-TOLERANCE = {4: 1e-5, 8: 1e-12}  # of the greatest values of all steps, by bytes of a value
+TOLERANCE = {4: 1e-5, 8: 1e-12}  # by bytes of a float, relative to the summed largest values
 
 
-class Found(NamedTuple):
-    """By how much a law is violated, what rounding allows, and what is then wrong."""
+class Violation(NamedTuple):
+    """The size of a law's violation, the allowed rounding error, and the violation in words."""
 
     difference: float
     allowed: float
@@ -24,85 +24,99 @@ class Found(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The difference in units of what is allowed; what is not a number is worst of all."""
+        """The ratio of the violation to the allowed error; infinity if the violation is NaN."""
         finite = self.allowed and np.isfinite(self.difference)
         return self.difference / self.allowed if finite else np.inf
 
 
 @dataclass
 class _Sums:
-    """Of one bucket over all steps, in float64."""
+    """Sums over all steps of the values that one bucket sent and received, in float64."""
 
     sent: np.ndarray
     mean: np.ndarray
-    waiting: Waiting | None
+    waiting: ExpectedResidual | None
     itemsize: int
-    size: float = 0.0  # of the greatest values, over all steps
-    lost: float = 0.0  # the worst violation of the first law in any step
+    size: float = 0.0  # sum over all steps of the largest absolute values
+    lost: float = 0.0  # largest violation of the first law in any step
 
 
 @dataclass
 class Audit:
-    r"""Keeps its own books on every bucket of an exchange with a compressor.
+    r"""Audits each bucket of a compressed gradient exchange by two conservation laws.
 
-    After every step, on each rank, what it keeps is what must wait by the method's law (see
-    `Waiting`): \(e_T = \sum_t g_t - \sum_t s_t\), and for DGC the same of its velocities. Over the
-    ranks, the mean is that of what was sent: \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat g_t\).
+    The first law holds on each rank after every step. The residual is the sum of gradients minus
+    the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t - \sum_t s_t\). For DGC, the
+    velocities obey a law of the same form. The second law holds over the ranks. The sum of mean
+    gradients is the mean over the ranks of the values sent, \(\frac1n \sum_r \sum_t s_{r,t} =
+    \sum_t \hat g_t\).
 
-    Both hold up to rounding; the second one only as exactly as payloads are summed on the way.
+    Both laws hold up to rounding errors. For the second law, rounding in the sum of payloads is
+    allowed, too.
 
     Args:
-        communicator: the ranks.
-        remembers: whether the first law holds: what is not sent waits.
-        rounding: relative error of a sum on the way.
-        law: makes the books of what must wait in a bucket.
+        communicator: Communicator of the ranks that exchange gradients.
+        remembers: Whether the compressor keeps a residual, so that the first law applies.
+        rounding: Relative rounding error of a sum of payloads.
+        law: Function that creates the expected residual of a bucket.
     """
 
     communicator: Communicator
     remembers: bool
     rounding: float = 0.0
-    law: Callable[[], Waiting | None] = Waiting
+    law: Callable[[], ExpectedResidual | None] = ExpectedResidual
     _books: dict[int, _Sums] = field(default_factory=dict)
 
-    def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
-        """A watcher of `Exchange`."""
+    def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
+        """Add the values of a bucket's step to the sums; `Exchange` calls this for each bucket."""
         if bucket not in self._books:
-            zero = np.zeros(len(seen.given))
+            zero = np.zeros(len(record.given))
             law = self.law() if self.remembers else None
-            self._books[bucket] = _Sums(zero, zero.copy(), law, seen.given.dtype.itemsize)
+            self._books[bucket] = _Sums(zero, zero.copy(), law, record.given.dtype.itemsize)
         books = self._books[bucket]
-        books.sent += seen.sent
-        books.mean += seen.mean
+        books.sent += record.sent
+        books.mean += record.mean
         expected = np.zeros(0)
         if books.waiting is not None:
-            expected = books.waiting.after(seen.given, seen.sent)
-            kept = np.nan if seen.residual is None else seen.residual
-            books.lost = float(np.max([books.lost, _largest(kept - expected)]))
-        books.size += max(_largest(seen.given), _largest(expected), _largest(seen.sent))
+            expected = books.waiting.after(record.given, record.sent)
+            residual = np.nan if record.residual is None else record.residual
+            books.lost = float(np.max([books.lost, _largest(residual - expected)]))
+        books.size += max(_largest(record.given), _largest(expected), _largest(record.sent))
 
     def difference(self) -> tuple[float, float]:
-        """The worst violation of both laws on any rank, and what rounding allows (collective)."""
+        """Return the worst violation of either law on any rank, and its tolerance (collective)."""
         worst = self.verdict()
         return worst.difference, worst.allowed
 
-    def verdict(self, more: Sequence[Found] = ()) -> Found:
-        """The worst violation of both laws, or of more, on any rank (collective)."""
-        # Books without an entry prove nothing: a compressor that was passed by would pass.
-        nothing = Found(np.inf, 0.0, "nothing went through the compressor")
-        found = [*(self._violations() if self._books else [nothing]), *more]
-        told = self.communicator.allgather([tuple(each) for each in found], "the audit")
-        return max((Found(*each) for own in told for each in own), key=lambda each: each.excess)
+    def verdict(self, more: Sequence[Violation] = ()) -> Violation:
+        """Return the worst violation of either law, or in `more`, on any rank (collective)."""
+        # An audit without any bucket fails, because otherwise a bypassed compressor would pass.
+        nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")
+        violations = [*(self._violations() if self._books else [nothing]), *more]
+        gathered = self.communicator.allgather(
+            [tuple(violation) for violation in violations], "the audit"
+        )
+        return max(
+            (
+                Violation(*violation)
+                for local_violations in gathered
+                for violation in local_violations
+            ),
+            key=lambda violation: violation.excess,
+        )
 
-    def _violations(self) -> Iterator[Found]:
+    def _violations(self) -> Iterator[Violation]:
         for number, books in sorted(self._books.items()):
             exact = TOLERANCE[max(books.itemsize, 4)] * max(books.size, 1e-3)
-            shared = self.communicator.tally(books.sent, "the audit") / self.communicator.size
+            shared = (
+                self.communicator.allreduce_small(books.sent, "the audit") / self.communicator.size
+            )
             summed = exact + 2 * self.rounding * books.size
-            what = f"the mean of bucket {number} is not that of what ranks have sent"
-            yield Found(_largest(shared - books.mean), summed, what)
+            what = f"the mean of bucket {number} is not the mean of the values that ranks sent"
+            yield Violation(_largest(shared - books.mean), summed, what)
             if books.waiting is not None:
-                what = f"of bucket {number} a rank keeps other than what it was given and not sent"
-                yield Found(books.lost, exact, what)
+                what = f"in bucket {number} a residual is not the gradient minus the values sent"
+                yield Violation(books.lost, exact, what)
 
 
 def _largest(values: np.ndarray) -> float:

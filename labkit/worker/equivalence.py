@@ -1,4 +1,4 @@
-"""The equivalence gate: an exact strategy must do what one process does, or has no speed."""
+"""The equivalence check: an exact strategy must reach the same weights as one process."""
 
 from __future__ import annotations
 
@@ -14,104 +14,114 @@ from labkit.common.canonical_json import digest
 from labkit.common.paths import cache_folder, fingerprint
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange.hooks import seam
+from labkit.exchange.hooks import hooks_of
 from labkit.experiment.experiment import Experiment
 from labkit.keras.equivalence_exceptions import Division, why_not
 from labkit.programs import CodecChannel
-from labkit.records.result import Place, Verdict, told
+from labkit.records.result import FirstDifference, Verdict, place_text
 from labkit.worker import reference
-from labkit.worker.conservation import Audit, Found
-from labkit.worker.feed import Source
-from labkit.worker.gradient_log import Applied, Brought, disagreement
-from labkit.worker.localization import Sides, locate
-from labkit.worker.server_replay import Mending, replay, rule_of
+from labkit.worker.conservation import Audit, Violation
+from labkit.worker.feed import DataSource
+from labkit.worker.gradient_log import ExchangeInputLog, GradientLog, disagreement
+from labkit.worker.localization import ComparisonInputs, locate
+from labkit.worker.server_replay import StalenessCorrection, replay, rule_of
 from labkit.worker.session import TrainingSession
-from labkit.worker.step_log import Own, StepLog
+from labkit.worker.step_log import LocalGradientLog, StepLog
 from labkit.worker.verdicts import read_verdict, write_verdict
 
 STEPS = 20
-# What does not change whether the method is exact.
+# Fields of an experiment that do not affect whether the method is exact.
 _IRRELEVANT = (
-    *("name", "epochs", "steps", "repeats", "threads", "seed", "gate", "callbacks"),
-    *("faults", "bad_numbers", "check_every", "checksums"),
+    *("name", "epochs", "steps_per_epoch", "repeats", "threads", "seed", "verify", "callbacks"),
+    *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
 )
 
 
-def verify(experiment: Experiment, communicator: Communicator, source: Source) -> Verdict:
+def verify(experiment: Experiment, communicator: Communicator, source: DataSource) -> Verdict:
     r"""Train 20 steps on the ranks and in one process, in float64, and compare every weight.
 
-    A lossy exchange is held against its conservation law instead, see `labkit.worker.conservation`,
-    from the gradients that backpropagation has made to those that the optimizer applies. In both
-    cases ranks that hold the same weights must have applied the same bits, step by step.
+    A lossy exchange is audited by its conservation law instead, see `labkit.worker.conservation`.
+    The audit covers the path from the gradients of backpropagation to the gradients that the
+    optimizer applies. In both checks, ranks that hold the same weights must apply bitwise equal
+    gradients in every step.
 
-    Passed when \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\); a model that keeps
-    float32 weights in spite of the policy is held to 1e-4. Large batches are made smaller, so that
-    they leave the same remainders, see `labkit.worker.reference`. Collective over the communicator;
-    the verdict is the same on all ranks and is cached by what it depends on, and so are the
-    weights of the one process, for all strategies on the same batches.
+    The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\); for models
+    that keep float32 weights in spite of the policy, the factor is 1e-4. Large batches are replaced
+    by smaller batches with the same remainders, see `labkit.worker.reference`. The check is
+    collective over the communicator, and all ranks get the same verdict. The verdict is cached. The
+    weights of the one process are cached, too, for all strategies on the same batches.
+
+    Args:
+        experiment: Experiment whose strategy is verified.
+        communicator: Communicator of the experiment's ranks.
+        source: Training data of the experiment.
     """
     reason = _why_not(experiment)
     if reason:
         return _verdict("not applicable", reason)
     place = cache_folder("gates") / f"{_key(experiment)}.json"
     cached = read_verdict(place) if communicator.rank == 0 else None
-    known: Verdict | None = communicator.share(cached, what="the gate's cache")
-    if known is not None:
-        return known
-    short, first = _shortened(experiment, communicator, source)
-    found = _hold(short, first, communicator)
-    verdict: Verdict = communicator.share(found, what="the gate")
+    cached_verdict: Verdict | None = communicator.broadcast_object(
+        cached, label="the cached verdict"
+    )
+    if cached_verdict is not None:
+        return cached_verdict
+    short, first = _shorten(experiment, communicator, source)
+    verdict_of_rank_0 = _compare(short, first, communicator)
+    verdict: Verdict = communicator.broadcast_object(verdict_of_rank_0, label="the verdict")
     if verdict["verdict"] == "failed" and not short.plays and short.strategy.lossy is None:
-        sides = Sides(Watched(short, communicator, first, StepLog()), short, first)
-        verdict = _placed(verdict, locate(sides, communicator))
+        sides = ComparisonInputs(
+            LoggingSession(short, communicator, first, StepLog()), short, first
+        )
+        verdict = _with_location(verdict, locate(sides, communicator))
     if communicator.rank == 0:
         write_verdict(place, verdict)
     return verdict
 
 
-def _placed(verdict: Verdict, place: Place | None) -> Verdict:
+def _with_location(verdict: Verdict, place: FirstDifference | None) -> Verdict:
     if place is None:
         return verdict
-    reason = f"{verdict['reason']}; {told(place)}"
+    reason = f"{verdict['reason']}; {place_text(place)}"
     return Verdict(**verdict | {"reason": reason}, place=place)
 
 
-class Watched(TrainingSession):
-    """A session that writes down what its optimizers are given to apply."""
+class LoggingSession(TrainingSession):
+    """A training session that logs the gradients which its optimizers apply."""
 
     def __init__(
         self,
         short: Experiment,
         communicator: Communicator,
-        source: Source,
+        source: DataSource,
         track: StepLog | None = None,
     ) -> None:
         super().__init__(short, communicator, source)
         self.feed.validation = None
         lossy = short.strategy.lossy
-        # Who is the only one to hold its weights has nobody to differ from.
+        # If only one rank holds certain weights, no replica exists to compare it with.
         together = self.readers.size > 1 and not short.plays
-        self.applied = track or Applied(marks=together, sums=lossy is not None)
-        self.brought: Brought | None = None
-        self.own = Own(self.model) if track is not None else None
+        self.applied = track or GradientLog(marks=together, sums=lossy is not None)
+        self.exchange_inputs: ExchangeInputLog | None = None
+        self.local_gradients = LocalGradientLog(self.model) if track is not None else None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """As without a gate, but for the notes."""
+        """Return a new optimizer of the session that logs the gradients it applies."""
         return self.applied.watch(super().optimizer())
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """As without a gate; gradients to be compressed are written down on their way there."""
+        """Compile the model, and install hooks that log gradients before their compression."""
         super().compile(optimizer)
-        if self.own is not None:
-            seam(self.model).put_on(self.own)
+        if self.local_gradients is not None:
+            hooks_of(self.model).add_hook(self.local_gradients)
         if self.experiment.strategy.lossy is not None:
-            self.brought = Brought(self.communicator, optimizer.exchange)
-            seam(self.model).put_on(self.brought)
-            optimizer.exchange.watchers.append(self.brought.look)
+            self.exchange_inputs = ExchangeInputLog(self.communicator, optimizer.exchange)
+            hooks_of(self.model).add_hook(self.exchange_inputs)
+            optimizer.exchange.watchers.append(self.exchange_inputs.observe)
 
 
-def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verdict | None:
-    ranks = Watched(short, communicator, source)
+def _compare(short: Experiment, source: DataSource, communicator: Communicator) -> Verdict | None:
+    ranks = LoggingSession(short, communicator, source)
     strategy, workers = short.strategy, short.workers
     parts = workers if short.plays else ranks.readers.size
     if reason := why_not(ranks.model, _division(short, workers, parts)):
@@ -119,75 +129,85 @@ def _hold(short: Experiment, source: Source, communicator: Communicator) -> Verd
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
         return _audit(short, ranks, strategy.lossy)
-    if strategy.plays and not strategy.exact_of(short):
-        return _replayed(short, ranks, communicator)
+    if strategy.plays and not strategy.is_exact_in(short):
+        return _verify_by_replay(short, ranks, communicator)
     strategy.train(ranks)
-    differ = disagreement(ranks.applied.marks, ranks.readers)
-    everyones = communicator.allgather(differ, "what replicas differ in")
+    disagreement_text = disagreement(ranks.applied.marks, ranks.readers)
+    disagreements = communicator.allgather(disagreement_text, "the differences of replicas")
     ranks.close()
     if communicator.rank > 0:
         return None
-    one = reference.weights(short, source, parts, ranks)
-    own = ranks.model.weights
-    worst = _furthest(own, [weight.numpy() for weight in own], one)
-    kept = {variable.dtype for variable in ranks.model.trainable_variables}
-    scale = float(np.max([np.abs(b).max(initial=0) for b in one]))
-    tolerance = reference.TOLERANCE["float64" if kept == {"float64"} else "float32"] * max(
+    reference_weights = reference.weights(short, source, parts, ranks)
+    variables = ranks.model.weights
+    worst = _largest_difference(
+        variables, [weight.numpy() for weight in variables], reference_weights
+    )
+    dtypes = {variable.dtype for variable in ranks.model.trainable_variables}
+    scale = float(np.max([np.abs(b).max(initial=0) for b in reference_weights]))
+    tolerance = reference.TOLERANCE["float64" if dtypes == {"float64"} else "float32"] * max(
         scale, 1.0
     )
     where = "virtual workers" if short.clock == "virtual" else "ranks"
     what = (
         f"{STEPS} steps of {short.batch_size} rows on {workers} {where} against one process, "
-        f"{'/'.join(sorted(kept))}"
+        f"{'/'.join(sorted(dtypes))}"
     )
-    differ = next(filter(None, everyones), "")
-    if worst.difference <= tolerance and not differ:  # False where a weight is not a number
+    disagreement_text = next(filter(None, disagreements), "")
+    if worst.difference <= tolerance and not disagreement_text:  # NaN weights fail
         return _verdict("passed", what, worst.difference, tolerance)
-    why = differ or f"{worst.name} is furthest apart"
+    why = disagreement_text or f"{worst.name} has the largest difference"
     return _verdict("failed", f"{what}: {why}", worst.difference, tolerance)
 
 
-def _replayed(short: Experiment, ranks: Watched, communicator: Communicator) -> Verdict | None:
-    """Hold an asynchronous run against servers written anew, which replay what it wrote down."""
+def _verify_by_replay(
+    short: Experiment, ranks: LoggingSession, communicator: Communicator
+) -> Verdict | None:
+    """Verify an asynchronous run: independent NumPy servers replay its update log."""
     rule = rule_of(ranks.optimizer())
     if not short.strategy.replays:
-        rule = "workers take steps of their own, which nobody else can play again"
+        rule = "workers take local steps, which no independent implementation can replay"
     if isinstance(rule, str):
         ranks.close()
         return _verdict("not applicable", rule)
     short.strategy.train(ranks)
-    told = communicator.allgather(ranks.interleaving, "the interleaving")
+    logs = communicator.allgather(ranks.interleaving, "the update log")
     ranks.close()
     if communicator.rank > 0:
         return None
     stage, rates = ranks.stage, ranks.optimizer()
-    assert stage is not None  # for the type checker: it has just played
+    assert stage is not None  # for the type checker: training has set the stage
 
     def rate(number: int) -> float:
         rates.iterations.assign(number)
         return float(rates.learning_rate)
 
-    ours = stage.replica.weights  # before gradients are computed anew, in the same model
-    events = [event for each in told for event in each]
-    mending = Mending.of(short.strategy.to_json(), short.workers)
-    talks = partial(CodecChannel, stage.compressor, stage.roles)
-    found = replay(stage.roles, events, rule, rate, stage.gradient_anew, talks, mending)
+    trained_weights = (
+        stage.replica.weights
+    )  # before the replay computes gradients in the same model
+    events = [event for log in logs for event in log]
+    correction = StalenessCorrection.of(short.strategy.to_json(), short.workers)
+    make_channel = partial(CodecChannel, stage.compressor, stage.roles)
+    replayed_weights = replay(
+        stage.roles, events, rule, rate, stage.recompute_gradient, make_channel, correction
+    )
     pieces = stage.replica.pieces
-    worst = _furthest(stage.replica.model.trainable_variables, pieces(ours), pieces(found))
-    scale = max(1.0, float(np.abs(found).max()))
-    tolerance = reference.TOLERANCE[str(found.dtype)] * scale
+    worst = _largest_difference(
+        stage.replica.model.trainable_variables, pieces(trained_weights), pieces(replayed_weights)
+    )
+    scale = max(1.0, float(np.abs(replayed_weights).max()))
+    tolerance = reference.TOLERANCE[str(replayed_weights.dtype)] * scale
     what = (
-        f"{len(events)} gradients on {len(stage.roles.parts)} servers, replayed by servers written "
-        f"anew, {found.dtype}"
+        f"{len(events)} gradients on {len(stage.roles.parts)} servers, replayed by independent "
+        f"servers, {replayed_weights.dtype}"
     )
     if worst.difference <= tolerance:
         return _verdict("passed", what, worst.difference, tolerance)
-    why = f"{what}: {worst.name} is furthest apart"
+    why = f"{what}: {worst.name} has the largest difference"
     return _verdict("failed", why, worst.difference, tolerance)
 
 
 def _division(short: Experiment, workers: int, replicas: int) -> Division:
-    """Into what the strategy divides a batch."""
+    """Return how the experiment's strategy divides a global batch."""
     strategy = short.strategy
     rows = strategy.rows(short.batch_size, workers)
     in_parts = 0 < rows < -(-short.batch_size // replicas)
@@ -195,71 +215,81 @@ def _division(short: Experiment, workers: int, replicas: int) -> Division:
 
 
 @dataclass(frozen=True)
-class _Furthest:
+class _Difference:
     name: str
     difference: float
 
 
-def _furthest(
-    whose: Sequence[keras.Variable], ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
-) -> _Furthest:
-    """The weight that differs most."""
-    # Not all variables: beside weights whose size is 1, states of random numbers reach 2³².
-    pairs = zip(ours, theirs, strict=True)
-    apart = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
-    # NumPy's choice, unlike Python's, is what is not a number where there is one.
-    place = int(np.argmax(apart))
-    return _Furthest(whose[place].path, apart[place])
+def _largest_difference(
+    variables: Sequence[keras.Variable],
+    local_values: Sequence[np.ndarray],
+    reference_values: Sequence[np.ndarray],
+) -> _Difference:
+    """Return the variable with the largest absolute difference from the reference values."""
+    # Callers pass weights without random states, because random states reach 2³².
+    pairs = zip(local_values, reference_values, strict=True)
+    differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
+    # NumPy's argmax returns the first NaN, while Python's max may ignore NaN.
+    place = int(np.argmax(differences))
+    return _Difference(variables[place].path, differences[place])
 
 
-def _audit(short: Experiment, ranks: Watched, compressor: Compressor) -> Verdict:
-    """Hold a compressor against its conservation law."""
-    law = partial(compressor.waiting, ranks.communicator.size)
+def _audit(short: Experiment, ranks: LoggingSession, compressor: Compressor) -> Verdict:
+    """Verify that a compressor obeys its conservation law over the first steps."""
+    law = partial(compressor.expected_residual, ranks.communicator.size)
     remembers = law() is not None
     audit = Audit(ranks.communicator, remembers, compressor.rounding, law)
-    ranks.watchers.append(audit.look)
+    ranks.watchers.append(audit.observe)
     short.strategy.train(ranks)
-    more = list(ranks.brought.found(ranks.applied)) if ranks.brought is not None else []
-    if differ := disagreement(ranks.applied.marks, ranks.readers):
-        more.append(Found(np.inf, 0.0, differ))
+    more = (
+        list(ranks.exchange_inputs.violations(ranks.applied))
+        if ranks.exchange_inputs is not None
+        else []
+    )
+    if disagreement_text := disagreement(ranks.applied.marks, ranks.readers):
+        more.append(Violation(np.inf, 0.0, disagreement_text))
     worst = audit.verdict(more)
-    kept = "sent + residual = gradient, and " if remembers else ""
-    what = f"{STEPS} steps of {type(compressor).__name__}: {kept}applied = mean of what was sent"
+    law_text = "sent + residual = gradient, and " if remembers else ""
+    what = (
+        f"{STEPS} steps of {type(compressor).__name__}: {law_text}applied = mean of what was sent"
+    )
     if worst.difference <= worst.allowed:
         return _verdict("passed", what, worst.difference, worst.allowed)
     return _verdict("failed", f"{what}; but {worst.what}", worst.difference, worst.allowed)
 
 
-def _shortened(
-    experiment: Experiment, communicator: Communicator, source: Source
-) -> tuple[Experiment, Source]:
-    """The first steps of an experiment in float64, with batches of fewer rows, and their data."""
+def _shorten(
+    experiment: Experiment, communicator: Communicator, source: DataSource
+) -> tuple[Experiment, DataSource]:
+    """Return a short float64 experiment (few steps, small batches), and the data that it needs."""
     fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
-    fields |= {"bad_numbers": None, "check_every": 0, "checksums": False}
-    if callable(source.train):  # who knows where it ends
-        return experiment.replace(epochs=1, steps=STEPS, **fields), source
-    given = experiment.batch_size
-    at_once = experiment.strategy.rows(given, experiment.workers)
-    parts = -(-given // at_once) if at_once else given
-    rows, size = reference.fewer(source.rows(communicator), given, parts)
+    fields |= {"on_nonfinite": None, "replica_check_interval": 0, "checksums": False}
+    if callable(source.train):  # the number of rows is unknown
+        return experiment.replace(epochs=1, steps_per_epoch=STEPS, **fields), source
+    batch_size = experiment.batch_size
+    at_once = experiment.strategy.rows(batch_size, experiment.workers)
+    parts = -(-batch_size // at_once) if at_once else batch_size
+    rows, size = reference.fewer(source.rows(communicator), batch_size, parts)
     steps = min(STEPS, -(-rows // size))
-    short = experiment.replace(epochs=-(-STEPS // steps), steps=steps, batch_size=size, **fields)
+    short = experiment.replace(
+        epochs=-(-STEPS // steps), steps_per_epoch=steps, batch_size=size, **fields
+    )
     return short, source.first(rows)
 
 
 def _why_not(experiment: Experiment) -> str | None:
-    if not experiment.gate:
-        return "gate=False"
+    if not experiment.verify:
+        return "verify=False"
     if experiment.workers == 1 and not experiment.strategy.plays:
-        return "one process has nothing to be held against"
+        return "one process has no second process to be compared with"
     lossy = experiment.strategy.lossy
     if lossy is not None and experiment.plays:
-        return "what compression leaves out is looked at on ranks: run it on clock='wall' for that"
+        return "the compression audit needs ranks: run it with clock='wall'"
     strategy = experiment.strategy
-    if lossy is None and not strategy.exact_of(experiment) and not strategy.plays:
+    if lossy is None and not strategy.is_exact_in(experiment) and not strategy.plays:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:
-        return f"{type(lossy).__name__} is a vote, not a mean of what ranks have sent"
+        return f"{type(lossy).__name__} is a majority vote, not a mean of the values sent"
     return None
 
 

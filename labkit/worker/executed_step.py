@@ -1,4 +1,4 @@
-"""What TensorFlow ran when it ran a step: operations where they were placed, copies, and times."""
+"""The graph that TensorFlow executed in a step: operations by device, copies, and times."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # TensorFlow ships its protocol buffers without types; these names say which one is meant.
+    # TensorFlow has no type stubs for its protocol buffers, so these aliases only name them.
     GraphDef: TypeAlias = Any
     NodeDef: TypeAlias = Any
 
-STEP = "labkit step"  # as the profiler's events of whole steps are called
-HIDDEN = ("_Send", "_Recv")  # the two ends of a copy, drawn as one edge
-BACK = "NextIteration"  # its edge leads back to the head of a loop
+STEP = "labkit step"  # name of the profiler event of a whole step
+HIDDEN = ("_Send", "_Recv")  # both ends of a copy between devices, drawn as one edge
+BACK = "NextIteration"  # an operation whose output returns to the head of a loop
 
 
 def step_graph(
     step: Callable[..., object], *arguments: tf.Tensor, repeats: int = 5, warm: int = 3
 ) -> StepGraph:
-    """Run a step, and read what TensorFlow made of it and how long each operation took.
+    """Run a step, and return the executed graph with the time of each operation.
 
-    The graph is that of the partitions which TensorFlow's executors are given: after the optimizer
-    (Grappler) and the placer, with the sends and receives that the partitioner has put between
-    devices. The times are those of the profiler's events; on a GPU that is the launch of a kernel.
+    The graph joins the partitions (one per device) that TensorFlow's executors receive. They result
+    from the placer, the graph optimizer (Grappler) and the partitioner, which adds sends and
+    receives between devices. Times come from profiler events; on a GPU, an event is the launch of a
+    kernel.
 
     Args:
-        step: a Python function or a `tf.function`; it is traced anew, so it may create no variable.
-        arguments: of it; with known shapes the bytes are known.
-        repeats: steps that are profiled; the one of median length is drawn.
-        warm: steps before these.
+        step: A Python function or a `tf.function`; it is traced again, so it must not create
+            variables.
+        arguments: Arguments of the step; the bytes of tensors are known only for static shapes.
+        repeats: Number of profiled steps; start and stop times come from the step of median length.
+        warm: Number of warmup steps before the profiled steps.
 
     Raises:
-        InvalidInput: repeats is not positive. LabkitError: TensorFlow tells of no graph.
+        InvalidInput: `repeats` is not positive.
+        LabkitError: TensorFlow reports no graph.
     """
     if repeats < 1:
         raise InvalidInput(f"repeats={repeats} is impossible: give at least 1")
-    compiled = _anew(step)
+    compiled = _retrace(step)
     graph = executed_graph(compiled, *arguments)
     for _ in range(warm):
         compiled(*arguments)
@@ -56,32 +59,32 @@ def step_graph(
 def executed_graph(
     step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
 ) -> StepGraph:
-    """The graph alone, without times; the function must not have run yet."""
-    return joined(*executed_parts(step, *arguments))
+    """Run a step, and return its executed graph without times; `step` must not have run before."""
+    return join_partitions(*executed_partitions(step, *arguments))
 
 
-def executed_parts(
+def executed_partitions(
     step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
 ) -> tuple[Sequence[GraphDef], Any]:
-    """What each device's executor is given, as TensorFlow's own protocol buffers, and its library.
+    """Return the executed graph of each device, and the function library, as protocol buffers.
 
     Raises:
-        LabkitError: TensorFlow tells of no graph.
+        LabkitError: TensorFlow reports no graph.
     """
     from tensorflow.python.eager import context
 
     context.enable_run_metadata()
     try:
-        context.export_run_metadata()  # of functions that ran since it was read last
+        context.export_run_metadata()  # discards metadata of earlier functions
         step(*arguments)
         context.context().executor.wait()
-        told = context.export_run_metadata().function_graphs
+        graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_run_metadata()
-    if not told:
-        raise LabkitError("TensorFlow tells of no graph: give a function that has not run yet")
-    # Others are of what copies arguments; the step is by far the largest.
-    largest = max(told, key=lambda each: sum(len(part.node) for part in each.partition_graphs))
+    if not graphs:
+        raise LabkitError("TensorFlow reports no graph: give a function that has not run yet")
+    # The other graphs only copy arguments, so the graph of the step is by far the largest.
+    largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))
     return largest.partition_graphs, largest.pre_optimization_graph.library
 
 
@@ -91,7 +94,7 @@ def timed(
     arguments: Sequence[tf.Tensor],
     repeats: int,
 ) -> StepGraph:
-    """The graph with the times of so many steps."""
+    """Profile `repeats` steps, and return the graph with the times of its operations."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -99,8 +102,8 @@ def timed(
         tf.profiler.experimental.start(folder)
         for number in range(repeats):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
-                # Read, or the next step would begin before this one has ended.
-                tf.nest.map_structure(lambda each: each.numpy(), step(*arguments))
+                # Reading the result ensures that the step has finished before the next step starts.
+                tf.nest.map_structure(lambda tensor: tensor.numpy(), step(*arguments))
         tf.profiler.experimental.stop()
         (path,) = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(path.read_bytes())
@@ -108,68 +111,72 @@ def timed(
     spans = sorted((start, stop) for name, start, stop in events if name == STEP)
     steps = [_within(events, span) for span in spans]
     if not steps:
-        raise LabkitError("the profiler has no event of a step: it may run elsewhere already")
+        raise LabkitError("the profiler recorded no step: another profiler session may be active")
     longest = sorted(range(len(spans)), key=lambda at: spans[at][1] - spans[at][0])
     drawn = longest[len(longest) // 2]
     first, last = spans[drawn]
-    found = [_with_times(operation, steps, drawn, first) for operation in graph.operations]
-    return replace(graph, operations=tuple(found), seconds=last - first)
+    operations = [_with_times(operation, steps, drawn, first) for operation in graph.operations]
+    return replace(graph, operations=tuple(operations), seconds=last - first)
 
 
-# By which oneDNN, on processors that have what it wants, names what it has a kernel for.
-_MKL = re.compile("^_Mkl(Native)?")
-# Of a step: when each operation ran, by its name.
+# Prefix of the names of operations that run oneDNN kernels.
+_ONEDNN_PREFIX = re.compile("^_Mkl(Native)?")
+# The start and stop (s) of each execution in one step, by name of the operation.
 Runs: TypeAlias = Mapping[str, list[tuple[float, float]]]
 
 
 def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float]) -> Runs:
-    found: dict[str, list[tuple[float, float]]] = {}
+    runs: dict[str, list[tuple[float, float]]] = {}
     for name, start, stop in events:
         if span[0] <= start < span[1]:
-            found.setdefault(name, []).append((start, stop))
-    return found
+            runs.setdefault(name, []).append((start, stop))
+    return runs
 
 
-def _with_times(each: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
-    """In loops an operation runs often: it starts when it first does, and its seconds add up."""
-    called = f"{each.name}:{each.op}"
-    seconds = [sum(stop - start for start, stop in runs.get(called, [])) for runs in steps]
-    times = steps[drawn].get(called)
+def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
+    """Return an operation with its times, summed over its executions if it is in a loop."""
+    event_name = f"{operation.name}:{operation.op}"
+    seconds = [sum(stop - start for start, stop in runs.get(event_name, [])) for runs in steps]
+    times = steps[drawn].get(event_name)
     if not times:
-        return replace(each, seconds=median(seconds))
-    # Threads take turns at a loop, and the profiler lists its events thread by thread.
+        return replace(operation, seconds=median(seconds))
+    # The profiler lists events by thread, and several threads may execute one loop.
     start, stop = min(start for start, _ in times), max(stop for _, stop in times)
-    return replace(each, seconds=median(seconds), start=start - first, stop=stop - first)
+    return replace(operation, seconds=median(seconds), start=start - first, stop=stop - first)
 
 
 def _events(space: Any) -> Iterator[tuple[str, float, float]]:
-    """Name, start and stop (s) of all that the profiler has seen on the host."""
+    """Yield the name, start and stop (s) of each profiler event on the host."""
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
                 start = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
                 node, colon, op = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                yield f"{node}{colon}{plain(op)}", start, start + 1e-12 * event.duration_ps
+                yield (
+                    f"{node}{colon}{tensorflow_name(op)}",
+                    start,
+                    start + 1e-12 * event.duration_ps,
+                )
 
 
-def plain(op: str) -> str:
-    """An operation by TensorFlow's own name, also where a processor's library carries it out.
+def tensorflow_name(op: str) -> str:
+    """Return TensorFlow's name of an operation, without the prefix of oneDNN.
 
-    >>> plain("_MklNativeFusedMatMul"), plain("_MklMatMul"), plain("Relu")
-    ('_FusedMatMul', 'MatMul', 'Relu')
+    >>> [tensorflow_name(op) for op in ("_MklNativeFusedMatMul", "_MklMatMul", "Relu")]
+    ['_FusedMatMul', 'MatMul', 'Relu']
     """
-    own = _MKL.sub("", op)
-    return f"_{own}" if own != op and own.startswith("Fused") else own
+    stripped = _ONEDNN_PREFIX.sub("", op)
+    return f"_{stripped}" if stripped != op and stripped.startswith("Fused") else stripped
 
 
-def _anew(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFunction:
+def _retrace(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFunction:
     import tensorflow as tf
 
     return tf.function(getattr(step, "python_function", step))
 
 
-def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
-    """The partitions as one graph: who receives reads what the sender sent."""
+def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
+    """Join the devices' partitions into one graph, in which sends and receives become edges."""
     import tensorflow as tf
 
     whole = tf.compat.v1.GraphDef(library=library)
@@ -179,10 +186,10 @@ def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
     for node in nodes:
         if node.op in HIDDEN:
             continue
-        kept = whole.node.add()
-        kept.CopyFrom(node)
-        kept.ClearField("device")  # shapes are asked of the graph, and no device need be there
-        kept.input[:] = [_source(each, received) for each in node.input]
+        copy = whole.node.add()
+        copy.CopyFrom(node)
+        copy.ClearField("device")  # this process may lack the device
+        copy.input[:] = [_source(name, received) for name in node.input]
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(whole, name="")
@@ -190,7 +197,7 @@ def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
     operations = [
         Operation(
             operation.name,
-            plain(operation.type),
+            tensorflow_name(operation.type),
             places[operation.name],
             sum(map(_bytes, operation.outputs)),
         )
@@ -202,27 +209,27 @@ def joined(parts: Sequence[GraphDef], library: Any) -> StepGraph:
 
 
 def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
-    """Each receive with the send that has its key; the tensor is asked of the joined graph."""
+    """Yield one transfer per pair of send and receive; sizes come from the joined graph."""
     sends = {_key(node): node for node in nodes if node.op == "_Send"}
     for node in nodes:
         if node.op == "_Recv":
             (name, sender, receiver), send = _key(node), sends[_key(node)]
-            made, _, port = send.input[0].partition(":")
-            size = _bytes(graph.get_operation_by_name(made).outputs[int(port or 0)])
+            source, _, port = send.input[0].partition(":")
+            size = _bytes(graph.get_operation_by_name(source).outputs[int(port or 0)])
             between = (send.name, _place(sender), node.name, _place(receiver))
-            yield Transfer(name, made, *between, size)
+            yield Transfer(name, source, *between, size)
 
 
-def _flows(each: tf.Operation) -> Iterator[Flow]:
-    for tensor in each.inputs:
+def _flows(operation: tf.Operation) -> Iterator[Flow]:
+    for tensor in operation.inputs:
         if tensor.op.type != BACK:
-            yield Flow(tensor.op.name, each.name, _bytes(tensor), output=tensor.value_index)
-    for before in each.control_inputs:
-        yield Flow(before.name, each.name, 0.0, control=True)
+            yield Flow(tensor.op.name, operation.name, _bytes(tensor), output=tensor.value_index)
+    for before in operation.control_inputs:
+        yield Flow(before.name, operation.name, 0.0, control=True)
 
 
 def _bytes(tensor: tf.Tensor) -> float:
-    """Of a tensor of known shape; a handle carries none, whatever lies behind it."""
+    """Return a tensor's bytes: 0 for a resource handle, NaN for an unknown shape or for text."""
     if tensor.dtype.name in ("resource", "variant"):
         return 0.0
     count = tensor.shape.num_elements()
@@ -232,7 +239,7 @@ def _bytes(tensor: tf.Tensor) -> float:
 
 
 def _source(name: str, received: Mapping[str, str]) -> str:
-    """What a node reads, or waits for; across devices it is what was sent."""
+    """Return the name of a node's input; a received tensor is replaced by the tensor sent."""
     if name.startswith("^"):
         node = name[1:]
         return f"^{received[node].split(':')[0]}" if node in received else name
@@ -240,12 +247,12 @@ def _source(name: str, received: Mapping[str, str]) -> str:
 
 
 def _key(node: NodeDef) -> tuple[str, str, str]:
-    """What a send and its receive have in common."""
-    named = ("tensor_name", "send_device", "recv_device")
-    name, sender, receiver = (node.attr[each].s.decode() for each in named)
+    """Return the key (tensor, sender, receiver) that a send and its receive have in common."""
+    attributes = ("tensor_name", "send_device", "recv_device")
+    name, sender, receiver = (node.attr[attribute].s.decode() for attribute in attributes)
     return name, sender, receiver
 
 
 def _place(device: str) -> str:
-    """`/job:localhost/replica:0/task:0/device:CPU:1` as `CPU:1`"""
+    """Return the short name of a device: `CPU:1` for `/job:localhost/…/device:CPU:1`."""
     return device.rpartition("device:")[2] or device

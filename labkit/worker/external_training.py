@@ -1,4 +1,4 @@
-"""What a process of another framework is told that trains an experiment's model."""
+"""The task of a child process in which TensorFlow's strategies train an experiment's model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from labkit.experiment import Experiment
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the process is told.
+class TrainingTask:
+    """The task that a rank sends to a child process, which trains with `tf.distribute`.
 
     Attributes:
-        experiment: what to train; its strategy is a `TFDistribute`.
-        rows: of the training data, the first ones; the gate takes fewer.
-        rank: of the worker; 0 where one process has them all.
-        config: TF_CONFIG, or None.
-        weights: that training begins with.
-        optimizer: its `labkit.keras.Recipe`, pickled with classes of the user's own.
-        options: what `keras.Model.compile` takes of the loss, pickled: Keras makes losses anew,
-            of the float type that it has by then.
-        folder: where processes read what is too large to be sent; it is gone when training ends.
+        experiment: The experiment to train; its strategy is a `TFDistribute`.
+        rows: Number of first rows of the data set that are trained.
+        rank: Number of the process's worker; 0 if one process runs all workers.
+        config: Value of TF_CONFIG; None: one process runs all workers.
+        weights: Initial weights of the model.
+        optimizer: Pickled `labkit.keras.Recipe`, including custom classes.
+        options: Pickled loss options of `keras.Model.compile`; the child process creates the losses
+            with its float type.
+        folder: Temporary folder for large data, removed when training ends.
     """
 
     experiment: Experiment

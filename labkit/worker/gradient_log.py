@@ -1,4 +1,4 @@
-"""What the optimizer's own `apply` truly receives on a rank, and what gradients were before."""
+"""Logs of a rank's gradients from backpropagation, and of the gradients that it applies."""
 
 from __future__ import annotations
 
@@ -11,113 +11,123 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.exchange import Exchange, Layer, Seen
+from labkit.exchange import BucketLayer, Exchange, ReductionRecord
 from labkit.exchange.hooks import Hook, Rows, Variables
 from labkit.keras import view_of
-from labkit.worker.conservation import TOLERANCE, Found
+from labkit.worker.conservation import TOLERANCE, Violation
 
 
-class Mark(NamedTuple):
-    """Checksums of one variable in one step: of the gradient applied, of the weight after it."""
+class StepChecksum(NamedTuple):
+    """The checksums of a variable's applied gradient and of its new values in one step."""
 
     name: str
     gradient: int
     weight: int = 0
 
 
-class Applied:
-    """Notes of the last step before the weights: of what optimizers are given to apply.
+class GradientLog:
+    """A log of the gradients that the optimizers of a rank apply.
 
     Args:
-        marks: whether to keep checksums of gradients and weights, step by step.
-        sums: whether to keep the sum of the gradients of each variable, in float64.
+        marks: Whether to record checksums of gradients and weights in every step.
+        sums: Whether to record the sum of the gradients of each variable, in float64.
 
     Attributes:
-        marks: of all steps, one behind the other.
-        sums: by variable, flat.
+        marks: Checksums of all variables in all steps, in order.
+        sums: Sum over the steps of each variable's gradients, flat.
     """
 
     def __init__(self, marks: bool, sums: bool) -> None:
         self._marking, self._summing = marks, sums
-        self.marks: list[Mark] = []
+        self.marks: list[StepChecksum] = []
         self.sums: dict[str, np.ndarray] = {}
 
     def watch(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """An optimizer of the same kind and settings whose own `apply` is written down."""
+        """Return a view of the optimizer whose `apply` logs its gradients; both share one state."""
         if not self._marking and not self._summing:
             return optimizer
         kind = type(optimizer)
 
         def apply(
-            own: keras.optimizers.Optimizer,
+            optimizer_self: keras.optimizers.Optimizer,
             grads: Sequence[tf.Tensor | None],
             trainable_variables: Variables = None,
         ) -> tf.Tensor:
-            variables = trainable_variables or own._trainable_variables
+            variables = trainable_variables or optimizer_self._trainable_variables
             pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-            names, scale = [v.path for _, v in pairs], getattr(own, "dynamic_scale", 1.0)
-            given = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
-            done = call(lambda by, *values: self.before(names, float(by), values), scale, *given)
-            with tf.control_dependencies(in_graph(done)):
-                found = kind.apply(own, grads, trainable_variables)
+            names, scale = [v.path for _, v in pairs], getattr(optimizer_self, "dynamic_scale", 1.0)
+            tensors = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
+            logged = call_numpy(
+                lambda by, *values: self.record_gradients(names, float(by), values), scale, *tensors
+            )
+            with tf.control_dependencies(graph_dependencies(logged)):
+                result = kind.apply(optimizer_self, grads, trainable_variables)
             if self._marking:
-                call(lambda *values: self.after(values), *(v.value for _, v in pairs))
-            return found
+                call_numpy(
+                    lambda *values: self.record_weights(values), *(v.value for _, v in pairs)
+                )
+            return result
 
         return view_of(optimizer, type(kind.__name__, (kind,), {"apply": apply}))
 
-    def before(self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]) -> None:
-        """Write down what is about to be applied."""
+    def record_gradients(
+        self, names: Sequence[str], scale: float, gradients: Sequence[np.ndarray]
+    ) -> None:
+        """Record the gradients of a step before the optimizer applies them."""
         for name, gradient in zip(names, gradients, strict=True):
             if self._marking:
-                self.marks.append(Mark(name, _checksum(gradient)))
-            # A scaled loss that overflows is skipped by all: nothing is applied.
+                self.marks.append(StepChecksum(name, _checksum(gradient)))
+            # After an overflow of a scaled loss, all ranks skip the step, so its gradients do not
+            # count.
             if self._summing and (scale == 1.0 or np.isfinite(gradient).all()):
                 flat = gradient.reshape(-1).astype(np.float64) / scale
                 self.sums[name] = self.sums.get(name, 0.0) + flat
 
-    def after(self, weights: Sequence[np.ndarray]) -> None:
-        """Write down what weights have become."""
+    def record_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Record the checksums of the weights after a step."""
         first = len(self.marks) - len(weights)
         for place, weight in enumerate(weights, first):
             self.marks[place] = self.marks[place]._replace(weight=_checksum(weight))
 
 
-def disagreement(marks: Sequence[Mark], replicas: Communicator) -> str:
-    """Where ranks that hold the same weights first differ; "" where they never do (collective)."""
-    told: list[list[Mark]] = replicas.allgather([*marks], "what replicas applied")
-    if len({len(each) for each in told}) > 1:
-        counts = ", ".join(str(len(each)) for each in told)
+def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
+    """Describe the first difference between replicas' logs; "" if there is none (collective)."""
+    logs: list[list[StepChecksum]] = replicas.allgather([*marks], "what replicas applied")
+    if len({len(log) for log in logs}) > 1:
+        counts = ", ".join(str(len(log)) for log in logs)
         return f"ranks have applied different numbers of gradients ({counts})"
-    for everyone in zip(*told, strict=True):
-        first = everyone[0]
-        for rank, other in enumerate(everyone):
+    for marks_of_ranks in zip(*logs, strict=True):
+        first = marks_of_ranks[0]
+        for rank, other in enumerate(marks_of_ranks):
             if other[1] != first[1]:
-                return f"the gradient of {first[0]} is not the same on ranks 0 and {rank}"
+                return f"the gradient of {first[0]} differs between ranks 0 and {rank}"
             if other[2] != first[2]:
-                return f"{first[0]} is not the same on ranks 0 and {rank} after a step"
+                return f"{first[0]} differs between ranks 0 and {rank} after a step"
     return ""
 
 
-class Brought(Hook):
-    """Notes of the first step: what gradients are when backpropagation has made them.
+class ExchangeInputLog(Hook):
+    """A hook that logs gradients before the exchange, as backpropagation computes them.
 
-    Kept beside what the exchange says of its buckets, so that both ends of its way are known.
+    The hook also observes the exchange's buckets, so that inputs and outputs can be compared.
 
     Args:
-        communicator: the ranks.
-        exchange: through which the gradients go.
+        communicator: Communicator of the ranks that exchange gradients.
+        exchange: Gradient exchange whose buckets are observed.
     """
 
     name: ClassVar[str] = "dense"
 
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
-        self._now: dict[int, tuple[np.ndarray, float]] = {}  # gradient and rows, by number
-        # By variable, sums over all steps: gradients as they were brought, as the exchange says
-        # that they were handed to it, and the means as it says that they came out.
-        self._books: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
-        self._sizes: dict[str, float] = {}  # of the greatest values, over all steps
+        self._step_gradients: dict[int, tuple[np.ndarray, float]] = {}  # gradient, rows
+        # Sums over all steps, by variable: of the gradients from backpropagation ("brought"), of
+        # the inputs that the exchange reports ("handed"), and of the means that it reports as
+        # outputs ("mean").
+        self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
+        self._sizes: dict[
+            str, float
+        ] = {}  # by variable: largest absolute values, summed over steps
         self._itemsize = 8
 
     def apply(
@@ -127,67 +137,70 @@ class Brought(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Write each gradient down before it goes on."""
-        there = [n for n, gradient in enumerate(gradients) if gradient is not None]
-        noted = list(gradients)
-        for number, place in enumerate(there):
-            noted[place] = self._noted(number, gradients[place], rows)
-        return inner(noted, variables)
+        """Record each gradient of the step before the ranks exchange gradients."""
+        places = [n for n, gradient in enumerate(gradients) if gradient is not None]
+        logged = list(gradients)
+        for number, place in enumerate(places):
+            logged[place] = self._log_gradient(number, gradients[place], rows)
+        return inner(logged, variables)
 
-    def _noted(self, number: int, gradient: tf.Tensor, rows: Rows) -> tf.Tensor:
+    def _log_gradient(self, number: int, gradient: tf.Tensor, rows: Rows) -> tf.Tensor:
         def note(value: np.ndarray, count: np.ndarray) -> None:
-            self._now[number] = value.reshape(-1).astype(np.float64), float(count)
+            self._step_gradients[number] = value.reshape(-1).astype(np.float64), float(count)
 
         count = tf.cast(1 if rows is None else rows, tf.int64)
-        done = call(note, tf.convert_to_tensor(gradient), count)
-        with tf.control_dependencies(in_graph(done)):
+        logged = call_numpy(note, tf.convert_to_tensor(gradient), count)
+        with tf.control_dependencies(graph_dependencies(logged)):
             return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
-    def look(self, bucket: int, layers: Sequence[Layer], seen: Seen) -> None:
-        """A watcher of `Exchange`: puts a bucket beside the gradients that it was made of."""
-        self._itemsize = seen.given.dtype.itemsize
+    def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
+        """Add a bucket's values of one step; the exchange calls this function for each bucket."""
+        self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
-        _, rows = self._now.get(slots[0].variable, (None, 0.0))
-        # Asked here: watchers are called in one order on all ranks.
-        total = float(self._communicator.tally(np.array([rows]), "the rows of a step")[0])
+        _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
+        # This sum is collective, which is safe because all ranks process buckets in the same order.
+        total = float(self._communicator.allreduce_small(np.array([rows]), "the rows of a step")[0])
         share = rows * self._communicator.size / total if total else 0.0
         for slot, layer in zip(slots, layers, strict=True):
             elements = slice(slot.start, slot.stop)
-            ours = slice(layer.start, layer.stop)
+            elements_of_layer = slice(layer.start, layer.stop)
             length = self._exchange.length(slot.variable)
-            books = {"handed": seen.given[ours], "mean": seen.mean[ours]}
-            if slot.variable in self._now:  # some schedules hand gradients over by themselves
-                own = self._now[slot.variable][0][elements]
-                books["brought"] = share * own if rows else np.zeros(len(own))
+            books = {
+                "handed": record.given[elements_of_layer],
+                "mean": record.mean[elements_of_layer],
+            }
+            if slot.variable in self._step_gradients:  # False if a schedule bypasses the hook
+                gradient = self._step_gradients[slot.variable][0][elements]
+                books["brought"] = share * gradient if rows else np.zeros(len(gradient))
             for book, values in books.items():
-                whole = self._books[book].setdefault(layer.name, np.zeros(length))
+                whole = self._totals[book].setdefault(layer.name, np.zeros(length))
                 whole[elements] += values
-            size = _most(seen.given[ours]) + _most(seen.mean[ours])
+            size = _most(record.given[elements_of_layer]) + _most(record.mean[elements_of_layer])
             self._sizes[layer.name] = self._sizes.get(layer.name, 0.0) + size
 
-    def found(self, applied: Applied) -> Iterator[Found]:
-        """Both ends of the exchange: what it took, and what became of what it gave."""
-        handed, brought, means = (self._books[book] for book in ("handed", "brought", "mean"))
+    def violations(self, applied: GradientLog) -> Iterator[Violation]:
+        """Compare gradients with the exchange's inputs, and its outputs with applied gradients."""
+        handed, brought, means = (self._totals[book] for book in ("handed", "brought", "mean"))
         if not means:
-            yield Found(np.inf, 0.0, "no gradients were compressed on their way to an optimizer")
+            yield Violation(np.inf, 0.0, "no gradients were compressed before an optimizer")
         for name, mean in means.items():
             allowed = 4 * TOLERANCE[max(self._itemsize, 4)] * max(self._sizes[name], 1e-3)
             if name in brought:
                 lost = _most(handed[name] - brought[name])
-                yield Found(lost, allowed, f"other than the gradient of {name} was exchanged")
-            there = applied.sums.get(name)
-            off = np.inf if there is None or len(there) != len(mean) else _most(there - mean)
-            yield Found(off, allowed, f"other than the mean gradient of {name} was applied")
+                yield Violation(lost, allowed, f"the exchanged gradient of {name} was altered")
+            total = applied.sums.get(name)
+            difference = np.inf if total is None or len(total) != len(mean) else _most(total - mean)
+            yield Violation(difference, allowed, f"the applied gradient of {name} is not the mean")
 
 
-def call(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:
-    """Call a function with these values as arrays, in the training graph or at once."""
+def call_numpy(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:
+    """Call a function with values as NumPy arrays, from the training graph or eagerly."""
     return tf.numpy_function(function, list(values), [], stateful=True)
 
 
-def in_graph(done: tf.Operation | None) -> list[tf.Operation]:
-    """What must come first; at once it has."""
-    return [done] if tf.inside_function() else []
+def graph_dependencies(operation: tf.Operation | None) -> list[tf.Operation]:
+    """Return the operation as a control dependency in a graph; [] in eager mode, where it ran."""
+    return [operation] if tf.inside_function() else []
 
 
 def _checksum(values: np.ndarray) -> int:

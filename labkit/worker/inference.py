@@ -1,4 +1,4 @@
-"""Inference on ranks: what they predict together, and metrics of it."""
+"""Inference on ranks: predictions that ranks compute together, and metrics from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
-from labkit.exchange.hooks import seam
+from labkit.exchange.hooks import hooks_of
 from labkit.keras import global_metrics
 from labkit.keras.safe_mode import load_model
 from labkit.keras.whole_metrics import SeenByMetrics
@@ -22,15 +22,17 @@ from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
 def load(file: str | bytes) -> keras.Model:
-    """A saved model, of a file or what it holds, with Keras's float type as in its training."""
+    """Load a saved model from a file or from bytes; set Keras's float type for its inputs."""
     if isinstance(file, bytes):
-        with NamedTemporaryFile(suffix=".keras") as kept:
-            kept.write(file)
-            kept.flush()
-            return load(kept.name)
+        with NamedTemporaryFile(suffix=".keras") as temporary:
+            temporary.write(file)
+            temporary.flush()
+            return load(temporary.name)
     keras.backend.clear_session()
     model = load_model(file, compile=False)
-    if any(each.dtype == "float64" for each in keras.tree.flatten(getattr(model, "inputs", []))):
+    if any(
+        tensor.dtype == "float64" for tensor in keras.tree.flatten(getattr(model, "inputs", []))
+    ):
         keras.config.set_floatx("float64")
     return model
 
@@ -38,85 +40,96 @@ def load(file: str | bytes) -> keras.Model:
 def predict(
     communicator: Communicator, model: keras.Model, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
-    """The predictions that this rank holds of rows x, in rank order; None where it has none.
+    """Return this rank's predictions for rows x, in rank order; None if the rank has none.
 
     Args:
-        communicator: the ranks.
-        model: the same on all of them.
-        strategy: how they predict, see `Strategy.predictor`.
-        x: an array (rows, …), or a nest of them, the same on all ranks.
-        batch_size: rows that go through the model at a time.
+        communicator: Communicator of the ranks that predict.
+        model: Whole model, equal on all ranks.
+        strategy: Strategy that divides the model, see `Strategy.predictor`.
+        x: Array (rows, …), or a nested structure of arrays, the same on all ranks.
+        batch_size: Rows per forward pass.
 
     Raises:
-        InvalidInput: rows that the model does not take; a model that cannot be divided so.
+        InvalidInput: The rows do not fit the model, or the strategy cannot divide the model.
     """
     rows = len(keras.tree.flatten(x)[0])
     _refuse_shapes(model, x)
-    if rows == 0:  # what there is none of has a shape
+    if rows == 0:  # one prediction determines the shape of the empty result
         one = keras.tree.map_structure(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
-        found = model.predict(one, verbose=0)
-        return keras.tree.map_structure(lambda leaf: leaf[:0], found)
+        predictions = model.predict(one, verbose=0)
+        return keras.tree.map_structure(lambda leaf: leaf[:0], predictions)
     readers = strategy.readers(communicator)
     replica = communicator.split(readers.rank)
     together = strategy.predictor(model, replica)
-    among = communicator if together is None else readers
-    edges = cut(rows, [1.0] * among.size)
-    own = _part(x, edges[among.rank], edges[among.rank + 1])
-    found = (_alone(model) if together is None else together)(_batches(own, batch_size))
-    parts = [y for y, _ in found if y is not None]
+    dividing_ranks = communicator if together is None else readers
+    edges = cut(rows, [1.0] * dividing_ranks.size)
+    local_rows = _part(x, edges[dividing_ranks.rank], edges[dividing_ranks.rank + 1])
+    predictions = (_whole_model_predictor(model) if together is None else together)(
+        _batches(local_rows, batch_size)
+    )
+    parts = [y for y, _ in predictions if y is not None]
     replica.close()
     if readers is not communicator:
         readers.close()
-    return keras.tree.map_structure(lambda *each: np.concatenate(each), *parts) if parts else None
+    return (
+        keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts) if parts else None
+    )
 
 
 def evaluate(
     model: keras.Model, data: tf.data.Dataset, predict: Predictor, communicator: Communicator
 ) -> dict[str, float]:
-    """Metrics of rows that the ranks of each replica predict together, as Keras evaluates them.
+    """Evaluate a model like Keras; the ranks of each replica compute the predictions together.
 
     Args:
-        model: compiled; its weights do not count.
-        data: batches (x, y) or (x, y, sample weight), the same on all ranks of a replica; of
-            several replicas, parts of the same batches.
-        predict: see `labkit.strategies.Predictor`.
-        communicator: the ranks of all replicas.
+        model: Compiled model, for losses and metrics; its weights are not used.
+        data: Batches (x, y) or (x, y, sample weight), equal on all ranks of a replica; each replica
+            has another part of the same batches.
+        predict: Function that predicts batches, see `labkit.strategies.Predictor`.
+        communicator: Communicator of the ranks of all replicas.
+
+    Returns:
+        The value of each metric by name, including "loss"; the same on all ranks.
     """
     model.reset_metrics()
-    held, sent = tee(_full(data))
+    batches, inputs = tee(_nonempty_batches(data))
     penalty, rows, losses = 0.0, 0, WholeLosses()
-    found, seen = predict(x for _, (x, *_) in sent), SeenByMetrics.of(model)
-    with seam(model).instead(seen):
-        for (number, (x, y, weight)), (predicted, own) in zip(held, found, strict=True):
+    predictions, seen = predict(x for _, (x, *_) in inputs), SeenByMetrics.of(model)
+    with hooks_of(model).replaced(seen):
+        for (number, (x, y, weight)), (predicted, local_penalty) in zip(
+            batches, predictions, strict=True
+        ):
             count = len(keras.tree.flatten(x)[0])
-            penalty += own * count
+            penalty += local_penalty * count
             if predicted is not None:
                 rows += count
                 losses.add(number, model._compile_loss, y, predicted, weight, count)
                 model.compute_metrics(x, y, predicted, weight)
-    penalty, total = communicator.tally(np.array([penalty, rows]), "the held-out rows")
+    penalty, total = communicator.allreduce_small(np.array([penalty, rows]), "the held-out rows")
     if not total:
         raise InvalidInput("no rank has data to evaluate on")
     loss = losses.mean(communicator) + penalty / total
-    with_rows = communicator.split(int(rows > 0))  # elsewhere metrics may not be built
+    evaluating_ranks = communicator.split(int(rows > 0))  # other ranks may lack built metrics
     result: dict[str, float] = {}
     if rows:
-        means = global_metrics(model, with_rows, model.get_metrics_result, seen)
+        means = global_metrics(model, evaluating_ranks, model.get_metrics_result, seen)
         result = {name: float(value) for name, value in means.items()} | {"loss": loss}
-    with_rows.close()
-    have = communicator.allgather(rows > 0, "evaluate")
-    return dict(communicator.share(result, have.index(True), "evaluate"))
+    evaluating_ranks.close()
+    ranks_with_rows = communicator.allgather(rows > 0, "evaluate")
+    return dict(communicator.broadcast_object(result, ranks_with_rows.index(True), "evaluate"))
 
 
-def _full(data: tf.data.Dataset) -> Iterator[tuple[int, tuple[Batch, Batch, Batch | None]]]:
-    """Batches with rows, and their numbers among all."""
+def _nonempty_batches(
+    data: tf.data.Dataset,
+) -> Iterator[tuple[int, tuple[Batch, Batch, Batch | None]]]:
+    """Yield each batch that has rows, with its number among all batches."""
     for number, batch in enumerate(data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if len(keras.tree.flatten(x)[0]):
             yield number, (x, y, weight)
 
 
-def _alone(model: keras.Model) -> Predictor:
+def _whole_model_predictor(model: keras.Model) -> Predictor:
     def predict(batches: Iterable[Batch]) -> Iterator[Predicted]:
         return ((model.predict_on_batch(x), 0.0) for x in batches)
 
@@ -133,15 +146,15 @@ def _part(x: Batch, first: int, last: int) -> Batch:
 
 
 def _refuse_shapes(model: keras.Model, x: Batch) -> None:
-    """Keras says it at length, and on the first stage alone."""
+    """Raise a short InvalidInput for rows of a wrong shape; Keras's own error is long."""
     specs, leaves = keras.tree.flatten(getattr(model, "inputs", None) or []), keras.tree.flatten(x)
     if specs and len(specs) != len(leaves):
-        raise InvalidInput(f"x is of {len(leaves)} arrays, the model takes {len(specs)}")
+        raise InvalidInput(f"x has {len(leaves)} arrays, but the model takes {len(specs)}")
     for spec, leaf in zip(specs, leaves, strict=False):
-        wanted, given = spec.shape[1:], leaf.shape[1:]
-        # An axis of 1 at the end Keras puts or leaves out.
-        fits = None in wanted or np.prod(given) == np.prod(wanted)
+        expected, shape = spec.shape[1:], leaf.shape[1:]
+        # Keras adds or removes a last axis of length 1.
+        fits = None in expected or np.prod(shape) == np.prod(expected)
         if not fits:
             raise InvalidInput(
-                f"x has rows of shape {list(given)}, the model takes {list(wanted)}; reshape x"
+                f"x has rows of shape {list(shape)}, the model takes {list(expected)}; reshape x"
             )

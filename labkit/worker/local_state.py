@@ -1,4 +1,4 @@
-"""What a rank holds of a training in variables, in terms of the whole model."""
+"""The variables that a rank trains, with their positions in the whole model's tensors."""
 
 from __future__ import annotations
 
@@ -8,75 +8,79 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from labkit.records.pieces import Corner, Piece
+from labkit.records.pieces import Corner, TensorBox
 from labkit.strategies import TrainingState
 
 
 class LocalVariable(NamedTuple):
-    """A variable, the tensor that it is a box of, and whether other ranks may hold another."""
+    """A variable, its corner in a whole tensor, and whether its values differ between ranks."""
 
     name: str
     variable: keras.Variable
     whole: tuple[int, ...]
     corner: Corner
-    own: bool
+    is_local: bool
 
-    def piece(self) -> Piece:
-        """A copy of it."""
-        return Piece(self.name, np.array(self.variable.numpy()), self.whole, self.corner, self.own)
-
-
-def held(kept: TrainingState) -> list[LocalVariable]:
-    """Weights, and what optimizers know of them, which are built for it."""
-    build(kept)
-    return [*_weights(kept), *_slots(kept)]
+    def piece(self) -> TensorBox:
+        """Return a copy of the variable's values, with its position, for a checkpoint."""
+        return TensorBox(
+            self.name, np.array(self.variable.numpy()), self.whole, self.corner, self.is_local
+        )
 
 
-def build(kept: TrainingState) -> None:
-    """Make what optimizers know: in a first step that is broken off it would be without values."""
-    for optimizer, variables in kept.optimizers:
+def local_variables(state: TrainingState) -> list[LocalVariable]:
+    """Build the optimizers of a rank if necessary; return its weights and optimizer variables."""
+    build(state)
+    return [*_weights(state), *_slots(state)]
+
+
+def build(state: TrainingState) -> None:
+    """Build the optimizers before training, because a failed first step leaves slots unset."""
+    for optimizer, variables in state.optimizers:
         if variables and not optimizer.built:
             optimizer.build(list(variables))
 
 
-def _weights(kept: TrainingState) -> Iterator[LocalVariable]:
-    pairs = {id(pair.own): pair for pair in kept.pairs}
-    for variable in kept.variables:
+def _weights(state: TrainingState) -> Iterator[LocalVariable]:
+    pairs = {id(pair.local): pair for pair in state.pairs}
+    for variable in state.variables:
         pair = pairs.get(id(variable))
         whole = variable if pair is None else pair.whole
         shape = tuple(whole.shape)
         corner = (0,) * len(shape) if pair is None else pair.corner
-        own = not variable.trainable
-        yield LocalVariable(f"weights/{whole.path}", variable, shape, corner, own)
+        is_local = not variable.trainable
+        yield LocalVariable(f"weights/{whole.path}", variable, shape, corner, is_local)
 
 
-def _slots(kept: TrainingState) -> Iterator[LocalVariable]:
-    """Those of each variable by its name in the whole model."""
-    of = {weight.variable.path: weight for weight in _weights(kept)}
-    seen: dict[str, int] = {}
-    for optimizer, variables in kept.optimizers:
-        if not variables:  # another one applies; callbacks look at this one's rate
+def _slots(state: TrainingState) -> Iterator[LocalVariable]:
+    """Yield the optimizer variables, named after the whole model's variables."""
+    weights = {weight.variable.path: weight for weight in _weights(state)}
+    counts: dict[str, int] = {}
+    for optimizer, variables in state.optimizers:
+        if not variables:  # only callbacks use this optimizer, to read its learning rate
             if isinstance(optimizer._learning_rate, keras.Variable):
                 yield LocalVariable("rate/learning_rate", optimizer._learning_rate, (), (), False)
             continue
-        flat = {v.path.replace("/", "_"): of[v.path] for v in variables}
+        flat = {v.path.replace("/", "_"): weights[v.path] for v in variables}
         for slot in optimizer.variables:
-            fit = [path for path in flat if slot.name.startswith(f"{path}_")]
-            if not fit:
+            matches = [path for path in flat if slot.name.startswith(f"{path}_")]
+            if not matches:
                 name = f"optimizer/{slot.name}"
-                seen[name] = number = seen.get(name, 0) + 1
+                counts[name] = number = counts.get(name, 0) + 1
                 shape = tuple(slot.shape)
                 place = shape, (0,) * len(shape)
                 yield LocalVariable(
                     name if number == 1 else f"{name}#{number}", slot, *place, False
                 )
                 continue
-            path = max(fit, key=len)
-            held, kind = flat[path], slot.name[len(path) + 1 :]
-            name, shape = held.name.replace("weights", "slots", 1), tuple(slot.shape)
-            own = kind == "gradient_accumulator"
-            if shape == tuple(held.variable.shape):
-                yield LocalVariable(f"{name}/{kind}", slot, held.whole, held.corner, own)
-            else:  # of rows or columns, which nobody can cut otherwise
-                cut = held.whole != tuple(held.variable.shape)
-                yield LocalVariable(f"{name}/{kind}", slot, shape, (0,) * len(shape), own or cut)
+            path = max(matches, key=len)
+            weight, kind = flat[path], slot.name[len(path) + 1 :]
+            name, shape = weight.name.replace("weights", "slots", 1), tuple(slot.shape)
+            is_local = kind == "gradient_accumulator"
+            if shape == tuple(weight.variable.shape):
+                yield LocalVariable(f"{name}/{kind}", slot, weight.whole, weight.corner, is_local)
+            else:  # factored slots (rows or columns), which other divisions cannot restore
+                is_divided = weight.whole != tuple(weight.variable.shape)
+                yield LocalVariable(
+                    f"{name}/{kind}", slot, shape, (0,) * len(shape), is_local or is_divided
+                )

@@ -1,4 +1,4 @@
-"""Where a run first differs from one process: the step, the layer, the rank and the operation."""
+"""Localization of the first difference between ranks and one process (step, layer, rank)."""
 
 from __future__ import annotations
 
@@ -12,277 +12,345 @@ import tensorflow as tf
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch
 from labkit.experiment.experiment import Experiment
-from labkit.records.result import Place
+from labkit.records.result import FirstDifference
 from labkit.schedules import ALLREDUCE
 from labkit.schedules.interpreter import execute
 from labkit.worker import reference
-from labkit.worker.feed import Source
-from labkit.worker.step_log import Given, StepLog
+from labkit.worker.feed import DataSource
+from labkit.worker.step_log import LocalGradients, StepLog
 
 if TYPE_CHECKING:
     from labkit.exchange import Exchange
-    from labkit.worker.equivalence import Watched
+    from labkit.worker.equivalence import LoggingSession
 
-Flat = dict[str, np.ndarray]  # by variable
+Flat = dict[str, np.ndarray]  # flat arrays, by variable path
 
 
-class Sides(NamedTuple):
-    """What is played again: the session of this rank, which writes all down, and of what."""
+class ComparisonInputs(NamedTuple):
+    """The inputs of a comparison: this rank's logging session, the short experiment, its data."""
 
-    ranks: Watched
+    ranks: LoggingSession
     short: Experiment
-    source: Source
+    source: DataSource
 
 
-class Apart(NamedTuple):
-    """A variable that is not what it should be: the element that is furthest off."""
+class ValueMismatch(NamedTuple):
+    """A variable with a wrong value: its name, and the element with the largest difference."""
 
     layer: str
     expected: float
-    found: float
+    actual: float
 
 
-class Step(NamedTuple):
-    """What one process does in a step; None where it has come to its end."""
+class ReplayedStep(NamedTuple):
+    """The applied gradients and new weights of one process in a step; empty after its last step."""
 
     number: int
     applied: Flat
     weights: Flat
 
 
-def locate(sides: Sides, communicator: Communicator) -> Place | None:
-    """Train both sides once more, with a look after each step: where they differ (collective).
+def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifference | None:
+    """Train on ranks and in one process again; return where they first differ (collective).
 
-    In the first step that differs, each operation is held against what one process has, or what
-    NumPy makes of the ranks' own values: gradients before the mean, the mean (bucket by bucket,
-    and by a schedule round by round), the weights after the optimizer.
+    In the first step with a difference, each operation is compared with one process's operation, or
+    with a NumPy computation from all ranks' values. The operations are the gradients before the
+    mean, the mean (per bucket, and per round of a schedule), and the weights after the optimizer.
 
-    None where nothing that was written down differs, such as of what does not happen again.
+    Returns:
+        The step, layer, rank and operation; None if no logged value differs, for example after an
+        error that did not recur.
     """
     ranks = sides.ranks
     track = ranks.applied
-    assert isinstance(track, StepLog)  # as whoever asks has made it
+    assert isinstance(track, StepLog)  # for the type checker: the caller has made the session so
     first = {
         v.path: v.numpy().reshape(-1).astype(np.float64) for v in ranks.model.trainable_variables
     }
     sides.short.strategy.train(ranks)
     collected = {v.path: v.numpy().reshape(-1) for v in ranks.model.trainable_variables}
     search = _Search(ranks, track, communicator)
-    found = None
-    one = StepLog()
+    place = None
+    reference_log = StepLog()
     if communicator.rank == 0:
-        reference.track(sides.short, sides.source, ranks.readers.size, ranks, one.watch)
-    start = communicator.share(first, what="the first weights")
-    if ranks.own is not None and (apart := search.first(start, ranks.own.first)):
-        found = search.placed(0, "initial weights", apart)
-    last, kept = start, search.count(one)
-    for number in range(kept):
-        step = communicator.share(_step(one, number), what="a step of one process")
-        found = found or search.look(step, last)
-        if found is not None:
+        reference.log_steps(
+            sides.short, sides.source, ranks.readers.size, ranks, reference_log.watch
+        )
+    start = communicator.broadcast_object(first, label="the first weights")
+    if ranks.local_gradients is not None and (
+        mismatches := search.first(start, ranks.local_gradients.first)
+    ):
+        place = search.make_place(0, "initial weights", mismatches)
+    last, common_steps = start, search.count(reference_log)
+    for number in range(common_steps):
+        step = communicator.broadcast_object(
+            _step(reference_log, number), label="a step of one process"
+        )
+        place = place or search.first_difference(step, last)
+        if place is not None:
             break
         last = step.weights
-    total = max(map(len, one.steps.values()), default=0)
-    end = _step(one, total - 1).weights if one.whole and total else None
-    total, end = communicator.share((total, end), what="the end of one process")
-    if not found and end and (apart := search.first(end, collected, only=0)):
-        # Ranks that have not taken all steps lack one; else nothing but its collection is left.
-        lacks = kept < total
-        found = search.placed(min(kept, total - 1), "optimizer" if lacks else "collection", apart)
-        found["rank"] = None if lacks else 0
+    total = max(map(len, reference_log.steps.values()), default=0)
+    end = _step(reference_log, total - 1).weights if reference_log.is_complete and total else None
+    total, end = communicator.broadcast_object(
+        (total, end), label="the final weights of one process"
+    )
+    if not place and end and (mismatches := search.first(end, collected, only=0)):
+        # If ranks lack steps, an optimizer step is missing; otherwise, only the collection of the
+        # final weights can be wrong.
+        lacks = common_steps < total
+        place = search.make_place(
+            min(common_steps, total - 1), "optimizer" if lacks else "collection", mismatches
+        )
+        place["rank"] = None if lacks else 0
     ranks.close()
-    return found
+    return place
 
 
-def _step(one: StepLog, number: int) -> Step:
-    done = {name: steps[number] for name, steps in one.steps.items() if number < len(steps)}
-    applied = {name: each.applied for name, each in done.items()}
-    return Step(number, applied, {name: each.weight for name, each in done.items()})
+def _step(reference_log: StepLog, number: int) -> ReplayedStep:
+    updates = {
+        name: steps[number] for name, steps in reference_log.steps.items() if number < len(steps)
+    }
+    applied = {name: update.applied for name, update in updates.items()}
+    return ReplayedStep(number, applied, {name: update.weight for name, update in updates.items()})
 
 
 class _Search:
-    """Looks of all ranks at one step after the other; each is collective, with the same answer."""
+    """Comparisons of all ranks with one process, step by step; all ranks get the same result."""
 
-    def __init__(self, ranks: Watched, track: StepLog, communicator: Communicator) -> None:
+    def __init__(self, ranks: LoggingSession, track: StepLog, communicator: Communicator) -> None:
         self._ranks, self._track, self._communicator = ranks, track, communicator
-        kept = {variable.dtype for variable in ranks.model.trainable_variables}
-        self._tolerance = reference.TOLERANCE["float64" if kept == {"float64"} else "float32"]
+        dtypes = {variable.dtype for variable in ranks.model.trainable_variables}
+        self._tolerance = reference.TOLERANCE["float64" if dtypes == {"float64"} else "float32"]
 
-    def count(self, one: StepLog) -> int:
-        """Steps that all have written down."""
-        own = self._track.steps if self._communicator.rank else self._track.steps | one.steps
-        lengths = [len(steps) for steps in own.values()]
-        told = self._communicator.allgather(min(lengths, default=0), "the steps that are kept")
-        return min((each for each in told if each), default=0)
+    def count(self, reference_log: StepLog) -> int:
+        """Return the number of steps that the logs of all ranks and of one process contain."""
+        logs = (
+            self._track.steps
+            if self._communicator.rank
+            else self._track.steps | reference_log.steps
+        )
+        lengths = [len(steps) for steps in logs.values()]
+        counts = self._communicator.allgather(min(lengths, default=0), "the number of logged steps")
+        return min((count for count in counts if count), default=0)
 
-    def first(self, expected: Flat, found: Flat, only: int | None = None) -> list[Apart | None]:
-        """By rank, what differs of it, if anything does on any; else nothing."""
-        looks = only is None or self._communicator.rank == only
-        return self._everyones(self._apart(expected, found) if looks else None)
+    def first(
+        self, expected: Flat, actual: Flat, only: int | None = None
+    ) -> list[ValueMismatch | None]:
+        """Return the first wrong variable of each rank; an empty list if all ranks are right."""
+        is_compared = only is None or self._communicator.rank == only
+        return self._gather_mismatches(self._mismatch(expected, actual) if is_compared else None)
 
-    def look(self, step: Step, before: Flat) -> Place | None:
-        """The operation of a step by which ranks first differ from one process."""
-        done = {n: s[step.number] for n, s in self._track.steps.items() if step.number < len(s)}
-        applied = {name: each.applied for name, each in done.items()}
-        if apart := self._everyones(self._apart(step.applied, applied)):
-            return self._before(step, before, applied, apart)
-        weights = {name: each.weight for name, each in done.items()}
-        if apart := self._everyones(self._apart(step.weights, weights)):
-            return self.placed(step.number, "optimizer", apart)
+    def first_difference(self, step: ReplayedStep, before: Flat) -> FirstDifference | None:
+        """Return the operation of a step in which ranks first differ from one process."""
+        updates = {n: s[step.number] for n, s in self._track.steps.items() if step.number < len(s)}
+        applied = {name: update.applied for name, update in updates.items()}
+        if mismatches := self._gather_mismatches(self._mismatch(step.applied, applied)):
+            return self._locate_before_optimizer(step, before, applied, mismatches)
+        weights = {name: update.weight for name, update in updates.items()}
+        if mismatches := self._gather_mismatches(self._mismatch(step.weights, weights)):
+            return self.make_place(step.number, "optimizer", mismatches)
         return None
 
-    def placed(
+    def make_place(
         self,
         step: int,
         operation: str,
-        apart: list[Apart | None],
+        mismatches: list[ValueMismatch | None],
         bucket: int | None = None,
         number: int | None = None,
-    ) -> Place:
-        """A place of what differs on each rank."""
-        wrong = [rank for rank, each in enumerate(apart) if each is not None]
-        worst = apart[wrong[0]]
-        assert worst is not None  # as the list says
-        told = self._communicator.allgather(worst.layer in self._track.steps, "who has a layer")
-        # Who alone differs of those that have it is to blame.
-        whose = wrong[0] if len(wrong) < sum(told) or sum(told) == 1 else None
-        return Place(
+    ) -> FirstDifference:
+        """Return the step, layer, rank and operation that the ranks' mismatches point to."""
+        wrong = [rank for rank, mismatch in enumerate(mismatches) if mismatch is not None]
+        worst = mismatches[wrong[0]]
+        assert worst is not None  # for the type checker
+        has_layer = self._communicator.allgather(
+            worst.layer in self._track.steps, "the ranks with a layer"
+        )
+        # If only one of the ranks with this layer differs, the error is on that rank.
+        wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
+        return FirstDifference(
             step=step,
             layer=worst.layer,
-            rank=whose,
+            rank=wrong_rank,
             operation=operation,
             bucket=bucket,
             round=number,
             expected=worst.expected,
-            found=worst.found,
+            found=worst.actual,
         )
 
-    def _before(self, step: Step, before: Flat, applied: Flat, apart: list[Apart | None]) -> Place:
-        """What was applied differs: whether the gradients do, or their mean."""
-        own = self._ranks.own.steps if self._ranks.own is not None else []
-        given = own[step.number] if len(own) > step.number else None
-        there = given and [(name, len(each)) for name, each in given.gradients.items()]
-        shapes = self._communicator.allgather(there, "whose gradients are known")
-        if given is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):  # as of stages
-            return self.placed(step.number, "gradient", apart)
-        total = float(self._communicator.tally(np.array([given.rows]), "rows")[0]) or 1.0
-        share = given.rows / total
+    def _locate_before_optimizer(
+        self,
+        step: ReplayedStep,
+        before: Flat,
+        applied: Flat,
+        mismatches: list[ValueMismatch | None],
+    ) -> FirstDifference:
+        """Locate a wrong applied gradient: wrong before the mean over the ranks, or in the mean."""
+        local_log = (
+            self._ranks.local_gradients.steps if self._ranks.local_gradients is not None else []
+        )
+        local = local_log[step.number] if len(local_log) > step.number else None
+        lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
+        shapes = self._communicator.allgather(lengths, "the lengths of gradients")
+        if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):  # as in pipelines
+            return self.make_place(step.number, "gradient", mismatches)
+        total = float(self._communicator.allreduce_small(np.array([local.rows]), "rows")[0]) or 1.0
+        share = local.rows / total
         means = {
-            name: self._communicator.tally(share * gradient, "gradients")
-            for name, gradient in given.gradients.items()
+            name: self._communicator.allreduce_small(share * gradient, "gradients")
+            for name, gradient in local.gradients.items()
         }
-        if wrong := self._everyones(self._apart(step.applied, means)):
-            return self._of_gradient(step, before, given, share, wrong)
-        wrong = self._everyones(self._apart(means, applied)) or apart
-        return self._of_mean(step, given, share, wrong)
+        if wrong := self._gather_mismatches(self._mismatch(step.applied, means)):
+            return self._locate_gradient(step, before, local, share, wrong)
+        wrong = self._gather_mismatches(self._mismatch(means, applied)) or mismatches
+        return self._locate_mean(step, local, share, wrong)
 
-    def _of_gradient(
-        self, step: Step, before: Flat, given: Given, share: float, apart: list[Apart | None]
-    ) -> Place:
-        """The gradients are wrong: by whom computed, or of which rows.
+    def _locate_gradient(
+        self,
+        step: ReplayedStep,
+        before: Flat,
+        local_gradients: LocalGradients,
+        share: float,
+        mismatches: list[ValueMismatch | None],
+    ) -> FirstDifference:
+        """Return the cause of wrong gradients: the computation of a rank, or its batch.
 
-        Every rank computes those of all once more. Who comes to what one process has is right,
-        and tells who is not.
+        Every rank computes the gradients of all ranks' batches again. A rank is right if the sum of
+        these gradients equals the gradient of one process. Such a rank identifies the ranks with
+        wrong gradients.
         """
-        own = self._ranks.own
-        batch = own.batches[step.number] if own and len(own.batches) > step.number else None
-        everyones = self._communicator.allgather((batch, given, share), "whose batch is which")
-        if any(batch is None for batch, *_ in everyones):
-            return self.placed(step.number, "gradient", apart)
-        put(self._ranks.model, before)
-        anew = [gradient(self._ranks.model, batch) for batch, *_ in everyones]
+        local_log = self._ranks.local_gradients
+        batch = (
+            local_log.batches[step.number]
+            if local_log and len(local_log.batches) > step.number
+            else None
+        )
+        inputs = self._communicator.allgather(
+            (batch, local_gradients, share), "the batches of the ranks"
+        )
+        if any(batch is None for batch, *_ in inputs):
+            return self.make_place(step.number, "gradient", mismatches)
+        assign_weights(self._ranks.model, before)
+        recomputed = [gradient(self._ranks.model, batch) for batch, *_ in inputs]
         sums = {
-            name: sum(each[name] * part for each, (*_, part) in zip(anew, everyones, strict=True))
+            name: sum(
+                recomputed_gradients[name] * part
+                for recomputed_gradients, (*_, part) in zip(recomputed, inputs, strict=True)
+            )
             for name in step.applied
-            if all(name in each for each in anew)
+            if all(name in recomputed_gradients for recomputed_gradients in recomputed)
         }
-        is_right = self._apart(step.applied, sums) is None
-        seen = [
-            self._apart(g, given.gradients)
-            for g, (_, given, _) in zip(anew, everyones, strict=True)
+        is_right = self._mismatch(step.applied, sums) is None
+        rank_mismatches = [
+            self._mismatch(g, local_gradients.gradients)
+            for g, (_, local_gradients, _) in zip(recomputed, inputs, strict=True)
         ]
-        told = self._communicator.allgather((is_right, seen), "who computes what is right")
-        judged = next((seen for is_right, seen in told if is_right), None)
-        if judged is not None and any(judged):
-            return self.placed(step.number, "gradient", judged)
-        # All compute the same of what they are fed, and it is not what one process has.
-        alike = judged is None and not any(each for _, seen in told for each in seen)
-        return self.placed(step.number, "batch" if alike else "gradient", apart)
+        judgements = self._communicator.allgather(
+            (is_right, rank_mismatches), "the recomputed gradients"
+        )
+        trusted = next(
+            (rank_mismatches for is_right, rank_mismatches in judgements if is_right), None
+        )
+        if trusted is not None and any(trusted):
+            return self.make_place(step.number, "gradient", trusted)
+        # All ranks agree on the gradients of their batches, so the batches themselves differ.
+        all_agree = trusted is None and not any(
+            recomputed_gradients
+            for _, rank_mismatches in judgements
+            for recomputed_gradients in rank_mismatches
+        )
+        return self.make_place(step.number, "batch" if all_agree else "gradient", mismatches)
 
-    def _of_mean(self, step: Step, given: Given, share: float, apart: list[Apart | None]) -> Place:
-        """The mean is wrong: summed so, or packed and read so."""
+    def _locate_mean(
+        self,
+        step: ReplayedStep,
+        local_gradients: LocalGradients,
+        share: float,
+        mismatches: list[ValueMismatch | None],
+    ) -> FirstDifference:
+        """Return the cause of a wrong mean: a schedule round, the reduction, or bucket packing."""
         exchange: Exchange | None = getattr(self._ranks.model.optimizer, "exchange", None)
-        layer = next(each.layer for each in apart if each is not None)
+        layer = next(mismatch.layer for mismatch in mismatches if mismatch is not None)
         if exchange is None or (bucket := exchange.bucket_of(layer)) < 0:
-            return self.placed(step.number, "mean", apart)
+            return self.make_place(step.number, "mean", mismatches)
         algorithm = exchange.choice.algorithm
-        names = [name for name in exchange.names_in(bucket) if name in given.gradients]
-        own = {name: given.gradients[name] for name in names}
-        flat = np.concatenate(list(own.values()))
-        everyones = np.array(self._communicator.allgather(share * flat, "what is summed"))
-        for number, expected, found in self._rounds(everyones, algorithm):
-            if wrong := self._everyones(self._apart(_split(expected, own), _split(found, own))):
-                return self.placed(step.number, "round", wrong, bucket, number)
-        self._communicator.mean(flat, given.rows, algorithm, "a mean that is taken again")
-        mean = _split(everyones.sum(axis=0), own)
-        if wrong := self._everyones(self._apart(mean, _split(flat, own))):
-            return self.placed(step.number, "mean", wrong, bucket)
-        return self.placed(step.number, "bucket", apart, bucket)
+        names = [name for name in exchange.names_in(bucket) if name in local_gradients.gradients]
+        local = {name: local_gradients.gradients[name] for name in names}
+        flat = np.concatenate(list(local.values()))
+        buffers = np.array(self._communicator.allgather(share * flat, "the summed gradients"))
+        for number, expected, actual in self._rounds(buffers, algorithm):
+            if wrong := self._gather_mismatches(
+                self._mismatch(_split(expected, local), _split(actual, local))
+            ):
+                return self.make_place(step.number, "round", wrong, bucket, number)
+        self._communicator.mean(flat, local_gradients.rows, algorithm, "a repeated mean")
+        mean = _split(buffers.sum(axis=0), local)
+        if wrong := self._gather_mismatches(self._mismatch(mean, _split(flat, local))):
+            return self.make_place(step.number, "mean", wrong, bucket)
+        return self.make_place(step.number, "bucket", mismatches, bucket)
 
     def _rounds(
-        self, everyones: np.ndarray, algorithm: str
+        self, buffers: np.ndarray, algorithm: str
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """After each round of a schedule, what this rank should have by NumPy, and what it has."""
+        """Yield each schedule round: number, this rank's expected buffer, its actual buffer."""
         schedule, rank = ALLREDUCE.get(algorithm), self._communicator.rank
         if schedule is None or schedule.layout == "hosts" or not self._communicator.on_one_host:
             return
-        now = everyones[rank]
-        seen = self._communicator.in_rounds(now.copy(), algorithm)
-        played = execute(schedule(self._communicator.size), everyones)
-        for number, (_, values) in enumerate(played, 1):
-            now = seen.get(number, now)  # it has nothing to do in some
-            yield number, values[rank], now
+        current = buffers[rank]
+        buffers_by_round = self._communicator.allreduce_in_rounds(current.copy(), algorithm)
+        expected_rounds = execute(schedule(self._communicator.size), buffers)
+        for number, (_, values) in enumerate(expected_rounds, 1):
+            current = buffers_by_round.get(number, current)  # absent if the rank was idle
+            yield number, values[rank], current
 
-    def _apart(self, expected: Flat, found: Flat) -> Apart | None:
-        """The first variable that differs, in the order of backpropagation."""
-        largest = max((float(np.abs(each).max(initial=0)) for each in expected.values()), default=0)
+    def _mismatch(self, expected: Flat, actual: Flat) -> ValueMismatch | None:
+        """Return the mismatch of the first wrong variable, in the order of backpropagation."""
+        largest = max(
+            (float(np.abs(values).max(initial=0)) for values in expected.values()), default=0
+        )
         allowed = self._tolerance * max(1.0, largest)
         for name in reversed(expected):
-            theirs, ours = expected[name], found.get(name)
-            if ours is None or len(ours) != len(theirs):  # of a part of it, held elsewhere
+            expected_values, actual_values = expected[name], actual.get(name)
+            if actual_values is None or len(actual_values) != len(
+                expected_values
+            ):  # other ranks hold a part of the variable
                 continue
-            off = np.abs(ours - theirs)
-            if not (off <= allowed).all():  # also where it is not a number
-                worst = int(np.argmax(off))
-                return Apart(name, float(theirs[worst]), float(ours[worst]))
+            difference = np.abs(actual_values - expected_values)
+            if not (difference <= allowed).all():  # a NaN difference counts as wrong
+                worst = int(np.argmax(difference))
+                return ValueMismatch(
+                    name, float(expected_values[worst]), float(actual_values[worst])
+                )
         return None
 
-    def _everyones(self, apart: Apart | None) -> list[Apart | None]:
-        """By rank, what differs of it; empty where nothing does on any."""
-        found = self._communicator.allgather(apart, "what differs")
-        return found if any(each is not None for each in found) else []
+    def _gather_mismatches(self, mismatch: ValueMismatch | None) -> list[ValueMismatch | None]:
+        """Return the mismatches of all ranks; an empty list if no rank has one (collective)."""
+        mismatches = self._communicator.allgather(mismatch, "the mismatches")
+        return mismatches if any(mismatch is not None for mismatch in mismatches) else []
 
 
-def put(model: keras.Model, weights: Flat) -> None:
-    """Give a model these weights."""
+def assign_weights(model: keras.Model, weights: Flat) -> None:
+    """Assign flat weights to the trainable variables of a model, by variable path."""
     for variable in model.trainable_variables:
         variable.assign(weights[variable.path].reshape(variable.shape))
 
 
 def gradient(model: keras.Model, batch: Batch) -> Flat:
-    """That of the mean loss of a batch."""
+    """Return the gradient of a batch's mean loss, flat and by variable path."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight)
-    found = tape.gradient(loss, [each.value for each in model.trainable_variables])
+    gradients = tape.gradient(loss, [gradient.value for gradient in model.trainable_variables])
     return {
-        variable.path: tf.convert_to_tensor(each).numpy().reshape(-1).astype(np.float64)
-        for variable, each in zip(model.trainable_variables, found, strict=True)
-        if each is not None
+        variable.path: tf.convert_to_tensor(gradient).numpy().reshape(-1).astype(np.float64)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
+        if gradient is not None
     }
 
 
 def _split(flat: np.ndarray, like: Flat) -> Flat:
-    """Parts of a buffer by name."""
-    edges = np.cumsum([len(each) for each in like.values()])[:-1]
+    """Split a flat buffer into arrays with the names and lengths of `like`."""
+    edges = np.cumsum([len(values) for values in like.values()])[:-1]
     return dict(zip(like, np.split(flat, edges), strict=True))

@@ -1,4 +1,4 @@
-"""Training for strategies that take their own steps, with everything else as in `model.fit`."""
+"""The training loop of strategies with their own step function, otherwise like `model.fit`."""
 
 from __future__ import annotations
 
@@ -23,38 +23,42 @@ def train(
     epochs: int,
     callbacks: list[keras.callbacks.Callback],
     progress: Progress,
-    kept: Sequence[keras.callbacks.Callback],
+    last_callbacks: Sequence[keras.callbacks.Callback],
     step: Step,
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
 ) -> None:
-    """Take steps over what is left of a feed's epochs, calling Keras callbacks around them.
+    """Train over the remaining epochs of a feed, with Keras callbacks as in `model.fit`.
 
-    A callback may end training on one rank, where perhaps only this one knows the loss. The
-    others may be some steps ahead by then: all stop together, as many steps later as there are
-    ranks.
+    A callback may end training on one rank, because only that rank knows the loss. Other ranks may
+    be some steps ahead. All ranks therefore stop at a common step, which comes later by as many
+    steps as there are ranks.
 
     Args:
-        model: what callbacks look at.
-        feed: see `labkit.worker.feed.Feed`.
-        epochs: how many.
-        callbacks: as for `model.fit`; those with `note` are told loss and rows of each step.
-        progress: where training stands; it goes along.
-        kept: callbacks behind it.
-        step: takes a batch (x, y, sample weight), returns its loss on the rank that knows it.
-        validate: metrics after an epoch, with the prefix val_.
-        communicator: the ranks, which all learn an epoch's loss.
+        model: Model that is passed to the callbacks.
+        feed: Training data of this rank, see `labkit.worker.feed.Feed`.
+        epochs: Number of the last epoch, counted from 1.
+        callbacks: Callbacks as for `model.fit`; a method `note` receives loss and rows of each
+            step.
+        progress: Position of training, updated after each step.
+        last_callbacks: Callbacks that run after `progress`.
+        step: Function (x, y, sample weight) that trains on a batch; it returns the loss on ranks
+            that know the loss, None elsewhere.
+        validate: Function that returns validation metrics, with the prefix val_, after an epoch.
+        communicator: Communicator of the ranks over which the loss of an epoch is averaged.
     """
-    told = keras.callbacks.CallbackList([*callbacks, progress, *kept], model=model)
+    callback_list = keras.callbacks.CallbackList(
+        [*callbacks, progress, *last_callbacks], model=model
+    )
     model.stop_training = False
-    told.on_train_begin()
+    callback_list.on_train_begin()
     begin = progress.position
-    batches, done = iter(feed.after(begin)), progress.taken
+    batches, steps_done = iter(feed.after(begin)), progress.taken
     for epoch in range(begin.epoch, epochs):
-        told.on_epoch_begin(epoch)
+        callback_list.on_epoch_begin(epoch)
         for batch in _epoch(feed, batches, progress.position):
             number = progress.position.step
-            told.on_train_batch_begin(number)
+            callback_list.on_train_batch_begin(number)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             loss, rows = step(x, y, sample_weight), len(keras.tree.flatten(x)[0])
             if loss is not None:
@@ -62,32 +66,32 @@ def train(
             for callback in callbacks:
                 if hasattr(callback, "note"):
                     callback.note(loss, rows)
-            told.on_train_batch_end(number, {} if loss is None else {"loss": loss})
-            model.stop_training = _all_stop(model.stop_training, done, communicator)
-            done += 1
+            callback_list.on_train_batch_end(number, {} if loss is None else {"loss": loss})
+            model.stop_training = _all_stop(model.stop_training, steps_done, communicator)
+            steps_done += 1
             if model.stop_training:
                 break
-        everyone = [each for part in communicator.allgather(progress.losses) for each in part]
-        total = sum(loss * rows for loss, rows in everyone)
-        mean = total / max(sum(rows for _, rows in everyone), 1)
-        told.on_epoch_end(epoch, {"loss": mean} | validate())
+        losses = [entry for part in communicator.allgather(progress.losses) for entry in part]
+        total = sum(loss * rows for loss, rows in losses)
+        mean = total / max(sum(rows for _, rows in losses), 1)
+        callback_list.on_epoch_end(epoch, {"loss": mean} | validate())
         if model.stop_training:
             break
-    told.on_train_end()
+    callback_list.on_train_end()
 
 
-def _all_stop(asked: bool, step: int, communicator: Communicator) -> bool:
-    """Whether all ranks stop after this step, which each asks itself at the same one."""
+def _all_stop(is_requested: bool, step: int, communicator: Communicator) -> bool:
+    """Return whether all ranks stop after this step; each rank calls this after each step."""
     board = communicator.board
-    if board.asked_to_stop(step) or board.ends_with(step):
+    if board.is_stop_requested(step) or board.has_ended(step):
         return True
-    if asked:
-        board.end_after(step + communicator.size)
+    if is_requested:
+        board.announce_end(step + communicator.size)
     return False
 
 
 def _epoch(feed: Feed, batches: Iterator[tf.Tensor], begin: Position) -> Iterator[tf.Tensor]:
-    """The batches of one epoch: so many of an endless feed, or all that a data set has."""
+    """Return an epoch's remaining batches: `feed.steps` per epoch, or all of a dataset."""
     if feed.steps is None:
         return iter(feed.after(begin))
     return islice(batches, feed.steps - begin.step)

@@ -1,4 +1,4 @@
-"""Training that goes on from what ranks have in memory, when spares take the places of the dead."""
+"""Recovery after rank failures: spare ranks get the state from copies in other ranks' memory."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ import numpy as np
 from labkit.communicator import Communicator, RankDied
 from labkit.records import checkpoints
 from labkit.records.checkpoints import CheckpointContext, Resume
-from labkit.records.pieces import Rank, packed
+from labkit.records.pieces import RankFile, pack
 
 if TYPE_CHECKING:
-    from labkit.worker.keeper import Keeper
+    from labkit.worker.checkpoint_keeper import CheckpointKeeper
 
-SHARE = 0.02  # of the time that training takes, for copies
-KEPT = 2  # of a rank: somebody may be gone while the newest is on its way
+SHARE = 0.02  # maximum fraction of the training time for copies
+KEPT = 2  # number of steps with kept copies, because a rank may fail during a transfer
 Fault = dict[str, Any]
 
 
 class RestartTraining(Exception):
-    """Those that live have agreed on their state: all ranks begin anew from it."""
+    """Raised on surviving ranks after they have agreed on the state from which to restart."""
 
 
 class RecoveryNotice(NamedTuple):
-    """What a rank that has lived tells of itself.
+    """The report of a surviving rank about the state copies in its memory.
 
     Attributes:
-        sizes: bytes of the files that it has in memory, by step and the number of whose it is.
-        replicas: each file has all that ranks share.
-        stood: steps that it had taken.
-        fault: what has happened, as far as it is known.
-        faults: before.
+        sizes: Bytes of each copied state file, by step and by number of the rank whose state it is.
+        replicas: Whether ranks are replicas, so that each file has the complete shared state.
+        steps_taken: Number of training steps that the rank had taken.
+        fault: Record entries about this rank failure.
+        faults: Record entries about earlier rank failures.
     """
 
     sizes: dict[int, dict[int, int]]
     replicas: bool
-    stood: int
+    steps_taken: int
     fault: Fault
     faults: list[Fault]
 
 
 class PeerMemoryRecovery(keras.callbacks.Callback):
-    """Copies of what ranks hold, in the memory of others, and the way back to them.
+    """Keeps copies of each rank's state in the memory of other ranks, and restores from them.
 
-    Of a model that is cut over ranks each rank copies its pieces, as a checkpoint has them, into
-    its own memory and into that of the next rank, on another host where there is one; so often
-    that it takes 2 % of the time. After a death all go back to the newest step of which somebody
-    has each piece. Replicas need no copies: the state of those that live is given to all.
+    If a model is divided over ranks, each rank copies its part, as in a checkpoint. One copy stays
+    in the rank's own memory, another copy goes to the next rank, on another host if possible. The
+    interval between copies keeps their cost at 2 % of the training time. After a failure, all ranks
+    return to the newest step of which a copy of every part survives. Replicas need no copies,
+    because the state of a survivor is broadcast.
 
     Args:
-        communicator: the ranks; of a spare those that it has just joined.
-        report: receives what each comeback has cost, see `labkit.records.stream`.
+        communicator: Communicator of the training ranks; on a spare rank, of the ranks that it has
+            joined.
+        report: Function that receives the record of each recovery, see `labkit.records.stream`.
 
     Attributes:
-        faults: for the record, one for each time that ranks were gone.
-        pending: something was lost: `gather` comes before training.
-        is_off: this training does not come back so.
+        faults: Entries for the run's record, one for each rank failure.
+        pending: Whether a rank failure has occurred, so that `admit_spares` must precede training.
+        is_off: Whether recovery from memory is impossible for this training.
     """
 
     def __init__(
@@ -70,47 +72,49 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         super().__init__()
         self._report = report
         self._communicator, self._clock = communicator, communicator.clock
-        self._is_new = self.pending = bool(communicator.crew and communicator.crew.has_joined)
-        self._held: dict[int, dict[int, bytes]] = {}  # by step, then by the number of whose it is
+        self._is_new = self.pending = bool(
+            communicator.membership and communicator.membership.has_joined
+        )
+        self._copies: dict[int, dict[int, bytes]] = {}  # files by step, rank number
         self._replicas = False
-        self._keeper: Keeper | None = None
+        self._keeper: CheckpointKeeper | None = None
         self._ring: list[int] = []
-        self._begun = self._mark = self._clock.now()
-        self._stood = self._until = self._copied_at = self._due = 0
+        self._step_start = self._mark = self._clock.now()
+        self._steps_taken = self._repeat_until = self._copied_at = self._due = 0
         self._fault: Fault = {}
         self.is_off = False
         self.faults: list[Fault] = []
 
     @property
     def is_possible(self) -> bool:
-        """Whether it was a death that has ended training, and a spare may be left."""
+        """Whether a rank failure ended training, and a spare rank may replace the failed rank."""
         communicator = self._communicator
-        died = isinstance(communicator.patience.trouble, RankDied)
+        died = isinstance(communicator.wait_policy.first_error, RankDied)
         return died and communicator.spares > 0 and not self.is_off
 
-    def beside(self, keeper: Keeper, replicas: bool) -> Self:
-        """Stand behind the keeper of a training that begins; it makes the copies."""
+    def prepare(self, keeper: CheckpointKeeper, replicas: bool) -> Self:
+        """Prepare for a new training; this callback runs after the checkpoint keeper."""
         self._keeper, self._replicas = keeper, replicas
-        self._stood = self._copied_at = keeper.taken
-        self._due = keeper.taken + 2  # the first step traces
+        self._steps_taken = self._copied_at = keeper.steps_taken
+        self._due = keeper.steps_taken + 2  # the first step traces the graph
         self._copied_when = self._clock.now()
         return self
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A step begins; the first one ends what was made anew."""
-        self._begun = self._clock.now()
-        self._lap("rebuild")
+        """Record when a step begins; the first step ends the "rebuild" phase of a recovery."""
+        self._step_start = self._clock.now()
+        self._record_seconds("rebuild")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is taken: perhaps its state is copied."""
-        self._stood += 1
-        if self._stood >= self._until:
-            self._lap("repeat")
-        if self._stood == self._due and not self._replicas and self._communicator.spares:
+        """Count the step, and copy the state if a copy is due."""
+        self._steps_taken += 1
+        if self._steps_taken >= self._repeat_until:
+            self._record_seconds("repeat")
+        if self._steps_taken == self._due and not self._replicas and self._communicator.spares:
             self._copy()
 
-    def _lap(self, name: str) -> None:
-        """Note once what a part of the last comeback has taken."""
+    def _record_seconds(self, name: str) -> None:
+        """Record the seconds of a phase of the last recovery, unless they are recorded."""
         seconds = self.faults[-1]["seconds"] if self.faults else {name: 0.0}
         if name not in seconds:
             now = self._clock.now()
@@ -122,24 +126,24 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         communicator, start = self._communicator, self._clock.now()
         if communicator.size == 1 or self._keeper is None:
             return
-        of_a_step = (start - self._copied_when) / (self._stood - self._copied_at)
-        file = self._file(self._keeper)  # first: from here on nothing is on its way
-        own, before, after = self._neighbours()
-        lengths = communicator.everyone(len(file), "the lengths of copies")
-        theirs = np.empty(int(lengths[before]), np.uint8)
+        step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
+        file = self._file(self._keeper)  # first, because it completes pending messages
+        rank, before, after = self._neighbours()
+        lengths = communicator.allgather_scalar(len(file), "the lengths of copies")
+        received = np.empty(int(lengths[before]), np.uint8)
         sent = communicator.post(np.frombuffer(file, np.uint8), after)
-        communicator.recv(theirs, before)
+        communicator.recv(received, before)
         communicator.finish(sent)
-        self._held[self._stood] = {own: file, before: theirs.tobytes()}
-        for step in sorted(self._held)[:-KEPT]:
-            del self._held[step]
-        self._copied_at, self._copied_when = self._stood, self._clock.now()
-        cost = (self._copied_when - start) / of_a_step
-        dearest = communicator.everyone(cost, "the cost of copies").max()
-        self._due = self._stood + max(1, math.ceil(dearest / SHARE))
+        self._copies[self._steps_taken] = {rank: file, before: received.tobytes()}
+        for step in sorted(self._copies)[:-KEPT]:
+            del self._copies[step]
+        self._copied_at, self._copied_when = self._steps_taken, self._clock.now()
+        cost = (self._copied_when - start) / step_seconds
+        max_cost = communicator.allgather_scalar(cost, "the cost of copies").max()
+        self._due = self._steps_taken + max(1, math.ceil(max_cost / SHARE))
 
     def _neighbours(self) -> tuple[int, int, int]:
-        """This rank, whose copy it has, and who has its."""
+        """Return this rank, the rank whose state it stores, and the rank that stores its state."""
         if not self._ring:
             hosts = self._communicator.allgather(socket.gethostname(), "the hosts of copies")
             place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
@@ -148,104 +152,123 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         return self._ring[at], self._ring[at - 1], self._ring[(at + 1) % len(self._ring)]
 
     @staticmethod
-    def _file(keeper: Keeper) -> bytes:
+    def _file(keeper: CheckpointKeeper) -> bytes:
         copied = keeper.copied()
-        return packed(copied.everything, {**copied.told, "manifest": dict(copied.manifest)})
+        return pack(copied.all_pieces, {**copied.told, "manifest": dict(copied.manifest)})
 
-    def lose(self) -> None:
-        """Go on as the ranks that live (collective of these)."""
-        noticed = self._clock.now()
-        self._notice(self._communicator.shrink(), noticed - self._begun, noticed)
+    def continue_without_failed(self) -> None:
+        """Shrink the communicator to the surviving ranks (collective over the survivors)."""
+        noticed_at = self._clock.now()
+        self._notice(self._communicator.shrink(), noticed_at - self._step_start, noticed_at)
 
-    def offer(self, keeper: Keeper, fault: Fault, noticed: float) -> None:
-        """Have the state of this replica ready for all, as those that live have agreed."""
-        self._held = {keeper.taken: {self._communicator.number: self._file(keeper)}}
-        self._replicas, self._stood = True, keeper.taken
-        self._notice(fault.pop("ranks"), fault["seconds"]["detect"], noticed)
+    def provide_state(self, keeper: CheckpointKeeper, fault: Fault, noticed_at: float) -> None:
+        """Store the state of this replica, on which the surviving ranks have agreed, for spares."""
+        self._copies = {keeper.steps_taken: {self._communicator.number: self._file(keeper)}}
+        self._replicas, self._steps_taken = True, keeper.steps_taken
+        self._notice(fault.pop("ranks"), fault["seconds"]["detect"], noticed_at)
         self._fault = fault | self._fault
 
-    def _notice(self, ranks: Sequence[int], detect: float, noticed: float) -> None:
+    def _notice(self, ranks: Sequence[int], detect: float, noticed_at: float) -> None:
         if not self.pending:
-            self._fault, self._mark = {"ranks": [], "seconds": {"detect": detect}}, noticed
+            self._fault, self._mark = {"ranks": [], "seconds": {"detect": detect}}, noticed_at
         self._fault["ranks"] = sorted({*self._fault["ranks"], *ranks})
         self.pending = True
 
-    def gather(self, keeping: CheckpointContext | None) -> CheckpointContext | None:
-        """Let spares in, and say from where all go on (collective of those that live, and spares).
+    def admit_spares(
+        self, checkpoint_context: CheckpointContext | None
+    ) -> CheckpointContext | None:
+        """Let spare ranks replace failed ranks; return the checkpoint context of the restart.
+
+        The call is collective over the surviving ranks and the spare ranks.
 
         Args:
-            keeping: what ranks were told when the call began.
+            checkpoint_context: Checkpoint context of the original call.
 
         Raises:
-            RankDied: too few spares are left for what only the dead have had.
+            RankDied: The model is divided, and too few spare ranks are left to replace all failed
+                ranks.
         """
         communicator = self._communicator
         if not self._is_new:
             communicator.replace()
-        known = RecoveryNotice(self._sizes, self._replicas, self._stood, self._fault, self.faults)
-        own, self._is_new = None if self._is_new else known, False
-        told = communicator.allgather(own, "the copies that there are")
-        first = next(each for each in told if each is not None)
-        assert communicator.crew is not None
-        numbers, wanted = communicator.numbers, set(range(communicator.crew.size))
-        if (missing := sorted(wanted - set(numbers))) and not first.replicas:
+        local_notice = RecoveryNotice(
+            self._sizes, self._replicas, self._steps_taken, self._fault, self.faults
+        )
+        notice, self._is_new = None if self._is_new else local_notice, False
+        notices = communicator.allgather(notice, "the available copies")
+        first = next(notice for notice in notices if notice is not None)
+        assert communicator.membership is not None
+        numbers, all_numbers = communicator.numbers, set(range(communicator.membership.size))
+        if (missing := sorted(all_numbers - set(numbers))) and not first.replicas:
             raise RankDied(missing)
-        stood = max(each.stood for each in told if each is not None)
-        sizes = [{} if each is None else each.sizes for each in told]
-        step, holders = _newest(sizes, numbers, set() if first.replicas else wanted)
-        given = {n: self._held[step][n] for n, rank in holders.items() if rank == communicator.rank}
+        steps_taken = max(notice.steps_taken for notice in notices if notice is not None)
+        sizes = [{} if notice is None else notice.sizes for notice in notices]
+        step, holders = _newest(sizes, numbers, set() if first.replicas else all_numbers)
+        files_to_send = {
+            n: self._copies[step][n] for n, rank in holders.items() if rank == communicator.rank
+        }
         files: dict[int, bytes] = {}
-        for part in communicator.allgather(given, "copies from memory"):
+        for part in communicator.allgather(files_to_send, "copies from memory"):
             files |= part
-        self._tell(first, step, stood, holders, files)
-        back = keeping.resume.step if keeping is not None and keeping.resume and not files else step
-        if keeping is not None and communicator.rank == 0 and Path(keeping.folder).is_dir():
-            checkpoints.go_back(Path(keeping.folder), back)
+        self._record_fault(first, step, steps_taken, holders, files)
+        back = (
+            checkpoint_context.resume.step
+            if checkpoint_context is not None and checkpoint_context.resume and not files
+            else step
+        )
+        if (
+            checkpoint_context is not None
+            and communicator.rank == 0
+            and Path(checkpoint_context.folder).is_dir()
+        ):
+            checkpoints.remove_after(Path(checkpoint_context.folder), back)
         if not files:
-            self._held = {}
-            return keeping
+            self._copies = {}
+            return checkpoint_context
         _, before, _ = self._neighbours()
-        kept = () if first.replicas else (communicator.rank, before)
-        self._held = {step: {number: files[number] for number in kept}}
+        kept_numbers = () if first.replicas else (communicator.rank, before)
+        self._copies = {step: {number: files[number] for number in kept_numbers}}
         by_rank = {numbers.index(number): file for number, file in files.items()}
-        manifest: Any = Rank(next(iter(files.values()))).told["manifest"]
+        manifest: Any = RankFile(next(iter(files.values()))).record["manifest"]
         resume = Resume("", manifest, True, files=by_rank)
-        return (keeping or CheckpointContext(None))._replace(resume=resume, goes_on=True)
+        return (checkpoint_context or CheckpointContext(None))._replace(resume=resume, goes_on=True)
 
     @property
     def _sizes(self) -> dict[int, dict[int, int]]:
-        return {step: {n: len(f) for n, f in files.items()} for step, files in self._held.items()}
+        return {step: {n: len(f) for n, f in files.items()} for step, files in self._copies.items()}
 
-    def _tell(
+    def _record_fault(
         self,
         first: RecoveryNotice,
         step: int,
-        stood: int,
+        steps_taken: int,
         holders: Mapping[int, int],
         files: Mapping[int, bytes],
     ) -> None:
-        """Write down what has happened, alike on all ranks."""
-        gone = first.fault["ranks"]
+        """Record the rank failure; all ranks store the same entry."""
+        failed = first.fault["ranks"]
         copies = [
-            {"of": n, "from": holders[n], "age": stood - step, "bytes": len(files[n])}
-            for n in gone
+            {"of": n, "from": holders[n], "age": steps_taken - step, "bytes": len(files[n])}
+            for n in failed
             if n in files
         ]
         source = "the ranks that live" if first.replicas else "memory" if files else "the begin"
-        told: Fault = {"step": step, "repeated": stood - step} | first.fault
-        told |= {"source": source, "copies": copies, "spares_left": self._communicator.spares}
+        entry: Fault = {"step": step, "repeated": steps_taken - step} | first.fault
+        entry |= {"source": source, "copies": copies, "spares_left": self._communicator.spares}
         if first.replicas:
-            told["bytes"] = sum(map(len, files.values()))
-        told["seconds"] = dict(first.fault["seconds"])
-        self.faults = [*first.faults, told]
-        self.pending, self._until, self._ring = False, stood, []
-        self._lap("agree")
+            entry["bytes"] = sum(map(len, files.values()))
+        entry["seconds"] = dict(first.fault["seconds"])
+        self.faults = [*first.faults, entry]
+        self.pending, self._repeat_until, self._ring = False, steps_taken, []
+        self._record_seconds("agree")
 
 
 def _newest(
-    sizes: Sequence[Mapping[int, Mapping[int, int]]], numbers: Sequence[int], wanted: set[int]
+    sizes: Sequence[Mapping[int, Mapping[int, int]]],
+    numbers: Sequence[int],
+    expected_numbers: set[int],
 ) -> tuple[int, dict[int, int]]:
-    """The newest step of which somebody has each file, and who; step 0 and nobody if there is none.
+    """Return the newest step with a file of every rank, and the files' holders; (0, {}) if none.
 
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})
@@ -256,6 +279,6 @@ def _newest(
             for number in size.get(step, {}):
                 if number not in holders or number == numbers[rank]:
                     holders[number] = rank
-        if wanted <= holders.keys():
+        if expected_numbers <= holders.keys():
             return step, holders
     return 0, {}

@@ -1,4 +1,4 @@
-"""Keeps a play while it goes on, on either clock, and takes it up again."""
+"""Checkpoints of strategies that run as programs, in a simulation or on ranks."""
 
 from __future__ import annotations
 
@@ -13,85 +13,87 @@ from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.programs.program_state import ProgramState
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import Piece, Rank, file_of
+from labkit.records.pieces import RankFile, TensorBox, rank_file
 from labkit.worker.recorder import SEND_EVERY
-from labkit.worker.writing import Copied, Writing, versions
+from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
     from labkit.programs.mpi_runtime import MpiRuntime
     from labkit.strategies import ProgramStrategy
     from labkit.worker.played import ComputeBackend, ProgramSession
     from labkit.worker.recorder import Recorder
-    from labkit.worker.virtual_play import VirtualPlay
+    from labkit.worker.virtual_play import SimulatedTraining
 
 
-class PlayKeeper:
-    """What both clocks do alike: each process writes down all that it has, in one file.
+class ProgramKeeper:
+    """The base class of both keepers: each process writes its whole state into one file.
 
     Args:
-        session: of the play.
-        keeping: where and how often, and with what it begins.
-        recorder: who wants training to end is asked here: what is kept then must not know of the
-            wish.
+        session: Training session that runs the programs.
+        checkpoint_context: Folder, frequency and initial checkpoint.
+        recorder: Recorder of the session. The keeper replaces its `stop_asked`, because a
+            checkpoint must not contain a request to stop.
     """
 
     def __init__(
-        self, session: ProgramSession, keeping: CheckpointContext, recorder: Recorder
+        self, session: ProgramSession, checkpoint_context: CheckpointContext, recorder: Recorder
     ) -> None:
-        self._session, self._keeping, self._recorder = session, keeping, recorder
+        self._session, self._context, self._recorder = session, checkpoint_context, recorder
         self._communicator, self._clock = session.communicator, session.communicator.clock
-        self._wanted, recorder.stop_asked = recorder.stop_asked, lambda: recorder.stopped
-        self._asked_at = self._taken_at = self._clock.now()
-        self._writing = Writing(session.communicator, keeping)
+        self._stop_requested, recorder.stop_asked = recorder.stop_asked, lambda: recorder.stopped
+        self._polled_at = self._taken_at = self._clock.now()
+        self._writer = CheckpointWriter(session.communicator, checkpoint_context)
         self._steps, self._costs, self._ends = 0, list[float](), False
 
     def _stops(self) -> bool:
-        """Whether somebody wants training to end, asked now and then."""
+        """Return whether a user has asked to stop; the request is polled at intervals."""
         now = self._clock.now()
-        if self._recorder.stopped or now - self._asked_at <= SEND_EVERY:
+        if self._recorder.stopped or now - self._polled_at <= SEND_EVERY:
             return False
-        self._asked_at = now
-        return self._wanted()
+        self._polled_at = now
+        return self._stop_requested()
 
-    def _is_due(self, done: int) -> bool:
-        """Whether it is time, after so many steps of all workers."""
-        assert self._keeping.checkpoint is not None  # for the type checker: else nobody asks
-        if self._keeping.checkpoint.steps is not None:
-            return done - self._steps >= self._keeping.checkpoint.steps
+    def _is_due(self, steps_done: int) -> bool:
+        """Return whether a checkpoint is due after this total number of steps of all workers."""
+        assert self._context.checkpoint is not None  # for the type checker: the caller checks
+        if self._context.checkpoint.steps is not None:
+            return steps_done - self._steps >= self._context.checkpoint.steps
         cost = float(np.median(self._costs)) if self._costs else None
-        return self._clock.now() - self._taken_at >= self._keeping.checkpoint.interval(cost)
+        return self._clock.now() - self._taken_at >= self._context.checkpoint.interval(cost)
 
-    def _write(self, kept: ProgramState, done: int) -> None:
-        """Begin to write; arrays of what is kept may be written into later, and are copied."""
-        pieces = [Piece.alone("form", np.frombuffer(kept.form.encode(), np.uint8))]
-        pieces += [Piece.alone(f"array/{n}", array.copy()) for n, array in enumerate(kept.arrays)]
+    def _write(self, state: ProgramState, steps_done: int) -> None:
+        """Start to write a state; its arrays are copied first, because programs may update them."""
+        pieces = [TensorBox.local("form", np.frombuffer(state.form.encode(), np.uint8))]
+        pieces += [
+            TensorBox.local(f"array/{n}", array.copy()) for n, array in enumerate(state.arrays)
+        ]
         manifest: dict[str, JSON] = {
-            "taken": done,
-            "position": [0, done],
+            "taken": steps_done,
+            "position": [0, steps_done],
             "steps": None,
             "ranks": self._communicator.size,
             "experiment": self._session.experiment.to_json(),
             "chosen": {},
             "versions": versions(),
         }
-        self._writing.begin(Copied(done, pieces, (), {}, manifest))
+        self._writer.begin(StateCopy(steps_done, pieces, (), {}, manifest))
 
-    def _took(self, start: float, done: int) -> None:
-        self._steps, self._taken_at = done, self._clock.now()
+    def _note_checkpoint(self, start: float, steps_done: int) -> None:
+        self._steps, self._taken_at = steps_done, self._clock.now()
         self._costs.append(self._taken_at - start)
 
     def _resume(self, take: Callable[[ProgramState], object]) -> None:
-        """Take what this process goes on with; without a checkpoint it begins."""
-        if (resume := self._keeping.resume) is None:
+        """Restore the state of this process from the initial checkpoint, if there is one."""
+        if (resume := self._context.resume) is None:
             return
-        path = file_of(Path(resume.folder), self._communicator.rank)
+        path = rank_file(Path(resume.folder), self._communicator.rank)
         with decoding(f"the state in {path}"):
-            own = Rank(path).own()
-            arrays = tuple(own[f"array/{n}"] for n in range(len(own) - 1))
-            take(ProgramState(own["form"].tobytes().decode("ascii", "replace"), arrays))
+            arrays_by_name = RankFile(path).local_tensors()
+            arrays = tuple(arrays_by_name[f"array/{n}"] for n in range(len(arrays_by_name) - 1))
+            take(ProgramState(arrays_by_name["form"].tobytes().decode("ascii", "replace"), arrays))
         self._steps = resume.step
         if self._communicator.rank == 0:
-            print("; ".join([f"goes on from step {resume.step}", *resume.notes]))
+            print("; ".join([f"resuming from step {resume.step}", *resume.notes]))
 
     def _summary(self) -> dict[str, JSON]:
         return {
@@ -100,69 +102,69 @@ class PlayKeeper:
         }
 
 
-class VirtualKeeper(PlayKeeper):
-    """One process plays all, and is kept between two moments."""
+class SimulationKeeper(ProgramKeeper):
+    """Saves checkpoints of a simulation, which runs all programs in one process, between events."""
 
-    def play(self, play: VirtualPlay) -> None:
-        """Play to the end, from the begin or from what was kept."""
-        self._resume(play.take)
-        if self._keeping.checkpoint is None:
+    def play(self, play: SimulatedTraining) -> None:
+        """Run the programs to the end, from the start or from a checkpoint."""
+        self._resume(play.load_state)
+        if self._context.checkpoint is None:
             play.play()
             return
-        play.play(self._look)
+        play.play(self._save_if_due)
         self._session.checkpoints = self._summary()
 
-    def _look(self, play: VirtualPlay) -> None:
-        done, stops = len(self._recorder.rows), self._stops()
-        if stops or self._is_due(done):
+    def _save_if_due(self, play: SimulatedTraining) -> None:
+        steps_done, stops = len(self._recorder.rows), self._stops()
+        if stops or self._is_due(steps_done):
             start = self._clock.now()
-            self._write(play.keep(), done)
-            self._writing.wait()  # nothing here is measured
-            self._took(start, done)
+            self._write(play.save_state(), steps_done)
+            self._writer.wait()  # the wait costs no virtual time
+            self._note_checkpoint(start, steps_done)
         self._recorder.stopped = self._recorder.stopped or stops
 
 
-class RankKeeper(PlayKeeper):
-    """Each rank plays those of its place; all stand still while each copies what it has.
+class RankProgramKeeper(ProgramKeeper):
+    """Saves checkpoints of programs on ranks; all ranks pause while each rank copies its state.
 
-    Rank 0 says when. A file is written beside training, one at a time: what is due before the last
-    one is written waits for it.
+    Rank 0 decides when a checkpoint is due. A thread writes one file at a time, so the next
+    checkpoint waits until the previous checkpoint is written.
     """
 
-    def play(self, world: MpiRuntime, stage: ComputeBackend, played: ProgramStrategy) -> None:
-        """Play to the end, from the begin or from what was kept."""
-        # Programs refer to these, which are made anew.
-        world.keeps({"roles": stage.roles, "strategy": played})
-        program = partial(played.program, stage.roles)
-        self._resume(lambda kept: stage.take(world.take(kept, program)))
-        self._communicator.meet("what programs go on with")
-        if self._keeping.checkpoint is None:
+    def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
+        """Run the programs to the end, from the start or from a checkpoint."""
+        # Saved states refer to these objects by name, because a restart creates new ones.
+        world.keeps({"roles": stage.roles, "strategy": strategy})
+        program = partial(strategy.program, stage.roles)
+        self._resume(lambda state: stage.load_state(world.take(state, program)))
+        self._communicator.barrier("the initial state of the programs")
+        if self._context.checkpoint is None:
             world.play()
             return
         try:
-            world.play(lambda own: self._look(own, stage))
-            self._writing.wait()
+            world.play(lambda runtime: self._save_if_due(runtime, stage))
+            self._writer.wait()
         finally:
-            self._writing.give_up()
+            self._writer.stop_waiting()
         self._session.checkpoints = self._summary()
 
-    def _look(self, world: MpiRuntime, stage: ComputeBackend) -> None:
-        self._writing.check()
+    def _save_if_due(self, world: MpiRuntime, stage: ComputeBackend) -> None:
+        self._writer.check()
         assert world.still is not None  # for the type checker: see `play`
         if self._communicator.rank == 0:
             self._ends = self._ends or self._stops()
-            done = world.still.steps_of_all
-            new = done > self._steps and not self._recorder.stopped
-            due = self._ends or (not self._writing.goes_on() and self._is_due(done))
+            steps_done = world.still.steps_of_all
+            new = steps_done > self._steps and not self._recorder.stopped
+            due = self._ends or (not self._writer.is_writing() and self._is_due(steps_done))
             if new and due:
                 world.still.ask()
-            elif self._ends:  # nothing has happened since the last one
+            elif self._ends:  # no new step since the last checkpoint
                 self._recorder.stopped = True
         if not world.still.wanted:
             return
         start = self._clock.now()
         if (done_by_all := world.stands()) is not None:
-            self._writing.wait()
-            self._write(world.keep(stage.keep()), done_by_all)
-            self._took(start, done_by_all)
+            self._writer.wait()
+            self._write(world.keep(stage.save_state()), done_by_all)
+            self._note_checkpoint(start, done_by_all)
             self._recorder.stopped = self._recorder.stopped or self._ends

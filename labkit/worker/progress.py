@@ -1,4 +1,4 @@
-"""How far training has come: where it may be taken up again."""
+"""The position of a training (epoch and step), at which training can resume."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import numpy as np
 
 
 class Position(NamedTuple):
-    """A place in training: whole epochs, and steps of the one that has been begun."""
+    """A position in training: numbers of completed epochs, and of completed steps after them."""
 
     epoch: int = 0
     step: int = 0
 
     def done(self, steps: int | None) -> int:
-        """Steps since the begin of training; of the epoch alone, where none knows its length."""
+        """Return the steps since training began; if `steps` is None, since the epoch began."""
         return self.step if steps is None else self.epoch * steps + self.step
 
 
 class Progress(keras.callbacks.Callback):
-    """Keeps the position, and what the metrics of an epoch know when it is taken up again.
+    """Tracks the position of training, and the metric states of an interrupted epoch.
 
-    It comes after callbacks of the user's own: what they change in a step belongs to it.
+    This callback runs after the user's callbacks, so what they change after a step belongs to that
+    step.
 
     Args:
-        steps: of an epoch; None: until its data end.
+        steps: Number of steps per epoch; None: an epoch lasts until the data end.
 
     Attributes:
-        position: all steps before it have been taken, by this rank.
-        taken: steps, of all epochs.
-        metrics: the states of the metrics at the position, from a training that was broken off.
-        losses: of this epoch's steps, with the rows of each, by which Keras weights them; where
-            steps are a strategy's own.
+        position: Completed epochs, and completed steps of the current epoch, on this rank.
+        taken: Total number of completed steps over all epochs.
+        metrics: States of the Keras metrics at the position, from an interrupted training.
+        losses: Pairs (loss, rows) of this epoch's steps; filled only by strategies that compute
+            their own steps.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -42,24 +43,24 @@ class Progress(keras.callbacks.Callback):
         self.metrics: list[np.ndarray] = []
         self.losses: list[tuple[float, int]] = []
 
-    def hold(self) -> None:
-        """Note what the metrics know by now: this epoch will be taken up again."""
+    def save_metrics(self) -> None:
+        """Save the metric states, with which an interrupted epoch resumes."""
         self.metrics = [v.numpy().copy() for v in self.model.metrics_variables]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Let the metrics of an epoch that had been begun go on from where they were."""
+        """Restore the metric states if the epoch was interrupted."""
         if self.position.step and self.metrics:
-            own = self.model.metrics_variables
-            for variable, value in zip(own, self.metrics, strict=True):
+            variables = self.model.metrics_variables
+            for variable, value in zip(variables, self.metrics, strict=True):
                 variable.assign(value)
         self.metrics = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One step further."""
+        """Advance the position by one step."""
         self.position = Position(self.position.epoch, self.position.step + 1)
         self.taken += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The epoch is over, unless training was ended in its midst."""
+        """Advance to the next epoch, unless training stopped within this epoch."""
         if not self.model.stop_training or self.position.step == self._steps:
             self.position, self.losses = Position(epoch + 1), []

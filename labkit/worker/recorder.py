@@ -1,4 +1,4 @@
-"""What a rank writes down while it trains: one row a step."""
+"""A callback that records one history row per training step of a rank."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.exchange import Timeline
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, seam
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
-SEND_EVERY = 0.25  # seconds between two messages to whoever watches
+SEND_EVERY = 0.25  # minimum seconds between two reports
 
 
 class Recorder(keras.callbacks.Callback, Hook):
-    """Times every step, reads the traffic meter, and stops training on all ranks at one step.
+    """A callback that times each step, counts its traffic, and stops all ranks at the same step.
 
-    A step's seconds run from its begin to its end, with the computation, the wait for other ranks
-    and the exchange; validation and the user's callbacks stand outside. The loss of the step is
-    that of this rank's rows, caught where the model computes it; Keras logs running means.
+    The seconds of a step include computation, waiting for other ranks and the exchange, but not
+    validation and the user's callbacks. The loss of a step is the loss of this rank's rows. It is
+    read inside the training step, because Keras logs running means.
 
     Args:
-        communicator: whose traffic counts.
-        report: receives what is new, "step" with rows and "epoch" with metrics, at most every
-            quarter of a second.
-        stop_asked: whether someone wants training to end; asked on rank 0.
+        communicator: Communicator of the ranks, whose traffic is recorded.
+        report: Function (kind, records) that receives new rows as "step" and metrics as "epoch", at
+            most every 0.25 seconds.
+        stop_asked: Function that rank 0 calls; it returns whether a user has asked to stop.
 
     Attributes:
-        rows, epochs: what has been written down.
-        begin: steps that were taken before the first row.
+        rows, epochs: The history rows of the steps so far, and the metrics of the epochs so far.
+        begin: Number of training steps before the first row.
     """
 
     name: ClassVar[str] = "record"
@@ -52,85 +52,85 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.begin = 0
         self.stopped = False
         self.timeline: Timeline | None = None  # of the strategy or the exchange
-        self._compressed: Any = None  # its reduction through a compressor
+        self._compressed: Any = None  # compressed reduction of the exchange, if any
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._sent, self._sent_epochs, self._sent_at, self._epoch = 0, 0, 0.0, 0
-        self._asked_at = 0.0
+        self._polled_at = 0.0
 
     def set_model(self, model: Any) -> None:
-        """Catch loss and rows inside the training step."""
+        """Install the hook that reads the loss and the number of rows inside the training step."""
         super().set_model(model)
         exchange = getattr(model.optimizer, "exchange", None)
         if exchange is not None:
             self.timeline = exchange.timeline
         self._compressed = exchange.compressed if exchange is not None else None
-        seam(model).put_on(self)
+        hooks_of(model).add_hook(self)
 
     @property
     def step(self) -> int:
-        """The number of the next step."""
+        """Number of the next training step, counted from 0."""
         return self.begin + len(self.rows)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Note the rows of the batch as it came."""
+        """Record the number of rows of the batch."""
         self._samples.assign(tf.cast(rows, tf.int64))
         return inner(data)
 
     def compute_loss(
-        self, inner: Callable[..., tf.Tensor], rows: Rows, *given: tf.Tensor, **named: tf.Tensor
+        self, inner: Callable[..., tf.Tensor], rows: Rows, *arguments: tf.Tensor, **named: tf.Tensor
     ) -> tf.Tensor:
-        """Note the loss of a training step."""
-        value = inner(*given, **named)
+        """Record the loss of a training step."""
+        value = inner(*arguments, **named)
         if named.get("training", True):
             self._loss.assign(tf.cast(value, tf.float64))
         return value
 
     @property
     def loss(self) -> float:
-        """Of the step under way, as far as it is known."""
+        """Loss of this rank's rows in the current step; NaN before the first loss."""
         return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
-        """Loss and rows of a step that is not the model's own; None on ranks that do not know."""
+        """Record the loss and rows of a strategy's own step; loss is None where it is unknown."""
         self._loss.assign(math.nan if loss is None else loss)
         self._samples.assign(0 if loss is None else samples)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Send what is left and leave the model as it was."""
+        """Report the remaining history rows, and remove the hook from the training step."""
         self._send(self.communicator.clock.now())
-        seam(self.model).take_off(self.name)
+        hooks_of(self.model).remove_hooks(self.name)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch for its rows."""
+        """Store the number of the epoch for the history rows of its steps."""
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keep the epoch's metrics beside the training time so far."""
+        """Record the metrics of the epoch and the training time so far."""
         seconds = sum(row["seconds"] for row in self.rows)
         metrics = {name: float(value) for name, value in (logs or {}).items()}
         self.epochs.append({"epoch": epoch, "step": self.step, "seconds": seconds} | metrics)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Start the clock."""
+        """Record the time and the traffic counters at the start of the step."""
         self._before = self.communicator.traffic.copy()
         if self.timeline is not None:
             self.timeline.step = self.step
         self._start = self.communicator.clock.now()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Write the row; agree with the other ranks on whether to stop."""
-        loss = float(self._loss.numpy())  # waits until the step is done
+        """Add the history row of the step, and stop if rank 0 has requested a stop at this step."""
+        loss = float(self._loss.numpy())  # blocks until the step has finished
         now = self.communicator.clock.now()
         if self.timeline is not None:
             self.timeline.add("step", -1, self._start)
         traffic = self.communicator.traffic.since(self._before)
         seconds = now - self._start - traffic.aside_seconds
         samples = int(self._samples.numpy())
-        coded = self._compressed.seconds if self._compressed is not None else 0.0
-        codec, self._codec = coded - self._codec, coded
-        if math.isnan(loss) and samples:  # a train_step of the user's own computes it elsewhere
+        codec_total = self._compressed.seconds if self._compressed is not None else 0.0
+        codec, self._codec = codec_total - self._codec, codec_total
+        if math.isnan(loss) and samples:  # a custom train_step computes the loss elsewhere
             loss = float((logs or {}).get("loss", loss))
         self.rows.append(
             {
@@ -139,7 +139,7 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
-                # What is left; nothing, where all of it was hidden behind an exchange.
+                # The remaining time; 0 if the exchange overlapped the computation completely.
                 "compute_seconds": max(
                     0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
                 ),
@@ -154,35 +154,36 @@ class Recorder(keras.callbacks.Callback, Hook):
                 **({"ranks": self.communicator.size} if self.communicator.dead else {}),
             }
         )
-        if self._tells(now) and self.communicator.rank == 0 and self.stop_asked():
-            # One step ahead: no rank can pass that step before this one has joined it.
-            self.communicator.board.stop_after(self.step)
-        if self.communicator.board.asked_to_stop(self.step - 1):
+        if self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked():
+            # The stop comes one step later, because no rank can complete that step without this
+            # rank.
+            self.communicator.board.request_stop(self.step)
+        if self.communicator.board.is_stop_requested(self.step - 1):
             self.stopped = self.model.stop_training = True
 
     def say(self) -> None:
-        """Send what is left of a training that goes no further."""
+        """Report the remaining history rows of a training that has failed."""
         self._send(self.communicator.clock.now())
 
     def put(self, row: Row) -> None:
-        """Take a step that somebody else has measured."""
+        """Add the history row of a step that other code, such as a program, has measured."""
         self.rows.append(row)
-        self._tells(self.communicator.clock.now())
+        self._report_if_due(self.communicator.clock.now())
 
     def put_epoch(self, metrics: dict[str, float]) -> None:
-        """Likewise, an epoch."""
+        """Add the metrics of an epoch that other code, such as a program, has measured."""
         self.epochs.append(metrics)
 
-    def wanted(self) -> bool:
-        """Whether somebody wants training to end, asked now and then, on rank 0."""
+    def is_stop_requested(self) -> bool:
+        """Return whether a user has asked to stop; the request is polled every 0.25 seconds."""
         now = self.communicator.clock.now()
-        if not self.stopped and now - self._asked_at > SEND_EVERY:
-            self._asked_at = now
+        if not self.stopped and now - self._polled_at > SEND_EVERY:
+            self._polled_at = now
             self.stopped = self.stop_asked()
         return self.stopped
 
-    def _tells(self, now: float) -> bool:
-        """Send what is new, if it is time; whether it was."""
+    def _report_if_due(self, now: float) -> bool:
+        """Report new rows if the report interval has passed; return whether it has passed."""
         if now - self._sent_at <= SEND_EVERY:
             return False
         self._send(now)
@@ -190,32 +191,32 @@ class Recorder(keras.callbacks.Callback, Hook):
 
     def _send(self, now: float) -> None:
         self.report("step", self.rows[self._sent :])
-        if self.communicator.rank == 0:  # the metrics of an epoch are those of all ranks
+        if self.communicator.rank == 0:  # the metrics of an epoch are equal on all ranks
             self.report("epoch", self.epochs[self._sent_epochs :])
         self._sent, self._sent_epochs, self._sent_at = len(self.rows), len(self.epochs), now
 
 
 class StopTogether(keras.callbacks.Callback):
-    """Comes last: where a callback of one rank ends training within an epoch, all ranks end it.
+    """A callback that stops all ranks if another callback stops training on one rank; runs last.
 
-    They do so after the same step, two later: a rank that exchanges by priority may have one step
-    behind it that the others have not seen.
+    All ranks stop after the same step, which comes two steps later. The reason is that a rank that
+    exchanges by priority may be one step ahead.
 
     Args:
-        communicator: the ranks.
-        done: steps before the first one.
+        communicator: Communicator of the ranks that stop together.
+        steps_done: Number of training steps before the next step.
     """
 
-    def __init__(self, communicator: Communicator, done: int = 0) -> None:
+    def __init__(self, communicator: Communicator, steps_done: int = 0) -> None:
         super().__init__()
-        self._board, self._step = communicator.board, done
+        self._board, self._step = communicator.board, steps_done
         self._alone = communicator.size == 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Pass on a rank's wish to stop; follow that of any."""
+        """Announce this rank's request to stop, and follow the request of any rank."""
         step, self._step = self._step, self._step + 1
-        if self._alone or self._board.asked_to_stop(step):
+        if self._alone or self._board.is_stop_requested(step):
             return
-        if self.model.stop_training and not self._board.ends_with(step):
-            self._board.end_after(step + 2)
-        self.model.stop_training = self._board.ends_with(step)
+        if self.model.stop_training and not self._board.has_ended(step):
+            self._board.announce_end(step + 2)
+        self.model.stop_training = self._board.has_ended(step)

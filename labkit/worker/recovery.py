@@ -1,4 +1,4 @@
-"""Training that outlives ranks: what those that live agree on, and what they make anew."""
+"""Recovery from rank failures: surviving ranks agree on a state and reset the exchange."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.communicator import RankDied
 from labkit.exchange import Exchange
-from labkit.exchange.hooks import seam
+from labkit.exchange.hooks import hooks_of
 from labkit.keras import broadcast
 from labkit.worker.peer_memory_recovery import RestartTraining
 
@@ -19,136 +19,161 @@ if TYPE_CHECKING:
 
 
 class Recovery(keras.callbacks.Callback):
-    r"""Knows between which steps this rank stands, and goes on from there when others are gone.
+    r"""A callback that tracks the current step, with which survivors continue after a rank failure.
 
-    A step is taken when any rank that lives has taken it. That is exact. A rank changes its weights
-    only when all means of the step are there, all at once, and a mean is there only when every
-    rank, the dead too, has given its gradients of that step. So who has taken step s has what all
-    would have, to the bit, and no rank can have taken s+1 where another has not taken s. Those that
-    live stand at s or s+1; the state of one that is furthest is given to all, and nothing is taken
-    twice. Where nobody has taken it, the step is begun again, by those that live: it has the same
-    global batch \(B_s\), whose rows \(\lfloor |B_s| C_r \rfloor\) on are cut anew by the shares of
-    those that live, so that every sample comes once an epoch.
+    If any surviving rank has taken a step, the step counts as taken. This rule gives exact results.
+    A rank changes its weights only after all means of a step are complete. A mean is complete only
+    after every rank, including a failed one, has sent its gradients. Therefore all ranks that take
+    step s have bitwise equal weights, and no rank takes step s+1 before all other ranks have taken
+    step s. The survivors have completed s or s+1 steps. The state of a survivor with the most steps
+    is broadcast, so no step is applied twice. If no survivor has taken the step, the survivors
+    repeat the step with the same global batch \(B_s\). The rows of this batch are divided again by
+    the survivors' shares, with boundaries \(\lfloor |B_s| C_r \rfloor\). Every sample is therefore
+    trained once per epoch.
 
-    What is lost: metrics of this epoch miss the rows of the dead, and count those of a step twice
-    that was begun again; residuals of the dead; what layers keep of their own rows.
+    The metrics of this epoch lack the rows of failed ranks, and count the rows of a repeated step
+    twice. Residuals and layer states of failed ranks are lost.
 
     Args:
-        session: of this rank.
-        exchange: of the gradients.
+        session: Training session of this rank.
+        exchange: Gradient exchange that is reset after a failure.
 
     Attributes:
-        faults: for the record, one for each time that ranks were gone.
-        stretches: from which step on which ranks trained.
+        faults: Entries for the run's record, one for each rank failure.
+        stretches: Membership history: the ranks that trained, and the first step that they trained
+            together.
     """
 
     def __init__(self, session: TrainingSession, exchange: Exchange) -> None:
         super().__init__()
         self._session, self._exchange, self._progress = session, exchange, session.progress
         self._communicator, self._clock = session.communicator, session.communicator.clock
-        self._begun, self._under_way, self._tests = self._clock.now(), False, False
-        self._taken = self._progress.taken
+        self._step_start, self._under_way, self._tests = self._clock.now(), False, False
+        self._steps_taken = self._progress.taken
         self.faults: list[dict[str, Any]] = []
-        self.stretches: list[dict[str, JSON]] = [self._stretch()]
+        self.stretches: list[dict[str, JSON]] = [self._membership()]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A step begins, which may be taken back."""
-        self._begun, self._under_way = self._clock.now(), True
+        """Record when a step begins; a recovery may repeat this step."""
+        self._step_start, self._under_way = self._clock.now(), True
         if self._exchange.compressed is not None:
-            self._exchange.compressed.mark()
+            self._exchange.compressed.save_states()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The step is taken; the first one after a recovery is a part of what that has cost."""
-        self._under_way, self._taken = False, self._progress.taken + 1
+        """Record the end of a step; the first step after a recovery counts as recovery cost."""
+        self._under_way, self._steps_taken = False, self._progress.taken + 1
         if self.faults and "repeat" not in self.faults[-1]["seconds"]:
-            self._say_what_the_step_took(self.faults[-1]["seconds"])
+            self._record_repeat_seconds(self.faults[-1]["seconds"])
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Validation uses the metrics, too."""
-        self._progress.hold()
+        """Save the metric states of training, because validation uses the same metrics."""
+        self._progress.save_metrics()
         self._tests = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        """From here on they are those of training again."""
+        """Record that the metric states belong to training again."""
         self._tests = False
 
     def recover(self) -> None:
-        """Go on as the ranks that live (collective of these)."""
+        """Continue training with the surviving ranks (collective over the survivors)."""
         while True:
             try:
                 return self._recover()
             except Exception as error:
-                died = isinstance(self._communicator.patience.trouble, RankDied)
+                died = isinstance(self._communicator.wait_policy.first_error, RankDied)
                 if isinstance(error, RestartTraining) or not died:
                     raise
 
     def _recover(self) -> None:
-        noticed, before = self._clock.now(), self._communicator.size
+        noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        if self._taken > self._progress.taken:  # a callback has met the death
+        if self._steps_taken > self._progress.taken:  # a later callback noticed the failure
             self._progress.on_train_batch_end(0)
-        repeated, lost = self._agree()
-        told = {"ranks": dead, "step": self._progress.taken, "repeated": repeated, "behind": lost}
-        told["residuals_lost"] = 0 if self._exchange.compressed is None else len(dead)
+        repeated, ranks_behind = self._agree()
+        fault = {
+            "ranks": dead,
+            "step": self._progress.taken,
+            "repeated": repeated,
+            "behind": ranks_behind,
+        }
+        fault["residuals_lost"] = 0 if self._exchange.compressed is None else len(dead)
         if self._communicator.spares:
-            self._offer(told | {"seconds": {"detect": noticed - self._begun}}, noticed)
+            self._provide_state(
+                fault | {"seconds": {"detect": noticed_at - self._step_start}}, noticed_at
+            )
             raise RestartTraining
         agreed = self._clock.now()
         self._exchange.reset(self._communicator.size / before)
-        seam(self._session.model).forget()
-        self._session.read_anew()
-        self.stretches.append(self._stretch())
+        hooks_of(self._session.model).discard_compiled()
+        self._session.divide_data()
+        self.stretches.append(self._membership())
         seconds = {
-            "detect": noticed - self._begun,
-            "agree": agreed - noticed,
+            "detect": noticed_at - self._step_start,
+            "agree": agreed - noticed_at,
             "rebuild": self._clock.now() - agreed,
         }
-        self.faults.append(told | {"seconds": seconds})
+        self.faults.append(fault | {"seconds": seconds})
         self._under_way = self._tests = False
 
-    def _offer(self, told: dict[str, Any], noticed: float) -> None:
-        """Have the state ready for spares, and for those that live."""
-        own, held = self._session.model.metrics_variables, self._progress.metrics
-        for variable, value in zip(own, held, strict=False):  # what tests have put in their place
+    def _provide_state(self, fault: dict[str, Any], noticed_at: float) -> None:
+        """Provide this rank's state for the restart with spare ranks."""
+        variables, values = self._session.model.metrics_variables, self._progress.metrics
+        for variable, value in zip(
+            variables, values, strict=False
+        ):  # validation has overwritten these states
             variable.assign(value)
-        assert self._session.comeback is not None
-        self._session.comeback.offer(self._session.keeper(), told, noticed)
+        assert self._session.peer_recovery is not None
+        self._session.peer_recovery.provide_state(self._session.keeper(), fault, noticed_at)
 
     def _agree(self) -> tuple[int, int]:
-        """Stand where the furthest stands; steps that are begun again, and ranks that were behind.
+        """Adopt the state of a surviving rank that has taken the most steps.
 
-        Of two that have taken as many steps, the one is further that has ended the epoch.
+        Of two ranks with equally many steps, the rank that has ended the epoch takes precedence.
+
+        Returns:
+            The number of repeated steps (0 or 1), and the number of ranks that had taken fewer
+            steps.
         """
         progress, recorder = self._progress, self._session.recorder
-        own = (progress.taken, progress.position.epoch)
-        everyone = self._communicator.allgather((own, self._under_way), "where all stand")
-        places = [place for place, _ in everyone]
+        local_place = (progress.taken, progress.position.epoch)
+        places_of_ranks = self._communicator.allgather(
+            (local_place, self._under_way), "the positions of the ranks"
+        )
+        places = [place for place, _ in places_of_ranks]
         furthest = max(places)
         root = places.index(furthest)
-        if own[0] == furthest[0] and self._under_way and self._exchange.compressed is not None:
-            self._exchange.compressed.take_back()
+        if (
+            local_place[0] == furthest[0]
+            and self._under_way
+            and self._exchange.compressed is not None
+        ):
+            self._exchange.compressed.restore_states()
         if not self._tests:
-            progress.hold()
+            progress.save_metrics()
         epochs = recorder.epochs if recorder is not None else []
-        told = (progress.position, progress.taken, epochs)
-        progress.position, progress.taken, epochs = self._communicator.share(told, root)
+        local_state = (progress.position, progress.taken, epochs)
+        progress.position, progress.taken, epochs = self._communicator.broadcast_object(
+            local_state, root
+        )
         if not progress.position.step:
             progress.metrics = []
         if recorder is not None:
             recorder.epochs[:] = epochs
             recorder.begin = progress.taken - len(recorder.rows)
-        self._taken = progress.taken
-        if len({taken for taken, _ in places}) > 1:
+        self._steps_taken = progress.taken
+        if len({steps_taken for steps_taken, _ in places}) > 1:
             broadcast(self._session.state(), self._communicator, root)
-        again = any(under_way and place[0] == furthest[0] for place, under_way in everyone)
-        return int(again), sum(place[0] < furthest[0] for place in places)
+        is_repeated = any(
+            under_way and place[0] == furthest[0] for place, under_way in places_of_ranks
+        )
+        return int(is_repeated), sum(place[0] < furthest[0] for place in places)
 
-    def _stretch(self) -> dict[str, JSON]:
+    def _membership(self) -> dict[str, JSON]:
         return {"step": self._progress.taken, "ranks": list(self._communicator.numbers)}
 
-    def _say_what_the_step_took(self, seconds: dict[str, float]) -> None:
-        """A usual step's time, and what went beyond it: all is traced anew."""
-        spent, recorder = self._clock.now() - self._begun, self._session.recorder
+    def _record_repeat_seconds(self, seconds: dict[str, float]) -> None:
+        """Record the time of a usual step as "repeat", and the excess (retracing) as "trace"."""
+        spent, recorder = self._clock.now() - self._step_start, self._session.recorder
         usual = [row["seconds"] for row in recorder.rows[1:]] if recorder is not None else []
         seconds["repeat"] = min(spent, float(np.median(usual))) if usual else spent
         seconds["trace"] = spent - seconds["repeat"]

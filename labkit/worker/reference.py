@@ -1,4 +1,4 @@
-"""One process's steps, which serve every run on the same batches: its weights, kept by content."""
+"""The reference of the equivalence check: training in one process, with cached weights."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ import tensorflow as tf
 from labkit.common.canonical_json import JSON, digest
 from labkit.common.data_partition import IID
 from labkit.common.paths import cache_folder, fingerprint
-from labkit.communicator import alone
-from labkit.exchange.hooks import Hook, Rows, Variables, seam
+from labkit.communicator import single_rank
+from labkit.exchange.hooks import Hook, Rows, Variables, hooks_of
 from labkit.experiment.batches import plan_of
 from labkit.experiment.experiment import Experiment
 from labkit.keras import without_replica_sum
 from labkit.strategies import AllReduce
 from labkit.worker.array_cache import ArrayCache
-from labkit.worker.feed import Source, global_batches
+from labkit.worker.feed import DataSource, global_batches
 from labkit.worker.session import TrainingSession
 
-# Makes of an optimizer one whose steps are looked at.
+# A function that returns a copy of an optimizer whose steps are logged.
 Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
-LIMIT = 2**29  # bytes of weights that are kept
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # of the largest weight
-UNIT = 24  # rows: 2, 3, 4, 6, 8 and 12 parts have the same remainders as of a large batch
+LIMIT = 2**29  # maximum total bytes of cached weights
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest absolute weight
+UNIT = 24  # rows; divisible by 2, 3, 4, 6, 8 and 12, so remainders are preserved
 
-# What one process is not told, or what does not change its weights.
+# Fields of an experiment that do not affect the weights after training in one process.
 _OF_RANKS = (
-    *("name", "strategy", "workers", "threads", "network", "capacities", "feed"),
+    *("name", "strategy", "workers", "threads", "network", "batch_weights", "input_mode"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
-    *("validation", "metrics", "callbacks", "repeats", "gate", "clock", "compute", "slow"),
-    *("later", "order"),
+    *("validation", "metrics", "callbacks", "repeats", "verify", "clock", "virtual"),
+    "stragglers",
 )
 
 
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
-    """Rows of a data set and of a batch that leave the same remainders when they are cut.
+    """Return smaller row counts of the data set and of a batch, with equal remainders.
 
-    8,292 rows in batches of 1024, each in 8 parts -> 540 in batches of 64: there are as many
-    batches, 8 whole ones and one of a part, and what is wrong with these is wrong with those.
+    Example: 8,292 rows in batches of 1024 and 8 parts become 540 rows in batches of 64. Both have
+    8 full batches and one partial batch, so the small case shows the errors of the large one.
 
     Args:
-        rows: of the data set.
-        batch_size: of a batch.
-        parts: into which a batch is cut.
+        rows: Number of rows in the data set.
+        batch_size: Number of rows in a global batch.
+        parts: Number of parts into which a batch is divided.
     """
     unit = math.lcm(UNIT, parts)
     if batch_size <= 3 * unit:
         return rows, batch_size
     full, rest = divmod(rows, batch_size)
-    size = 2 * unit + 1 + (batch_size - 1) % unit  # more than any rest
+    size = 2 * unit + 1 + (batch_size - 1) % unit  # larger than any remainder
     if rest > 2 * unit:
         rest = unit + 1 + (rest - 1) % unit
     return full * size + rest, size
@@ -63,80 +63,88 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
 
 def weights(
     short: Experiment,
-    source: Source,
+    source: DataSource,
     parts: int,
     learning: TrainingSession,
 ) -> list[np.ndarray]:
-    """The weights after one process's steps on the batches that ranks see together.
+    """Return the weights after training in one process on the global batches of the ranks.
 
     Args:
-        short: the experiment of the ranks.
-        source: its data.
-        parts: into which ranks divide a batch among them.
-        learning: the ranks' session, which knows the effective learning rate.
+        short: Shortened experiment that the ranks train, too.
+        source: Training data of the shortened experiment.
+        parts: Number of parts into which ranks divide a batch.
+        learning: Session of the ranks, which knows the effective learning rate.
     """
-    shelf = ArrayCache(cache_folder("references"), LIMIT)
+    cache = ArrayCache(cache_folder("references"), LIMIT)
     key = _key(short, source, parts, learning.optimizer_record())
-    found = shelf.take(key)
-    if found is None:
-        found = _train(short, source, parts, learning.optimizer)
-        shelf.put(key, found)
-    return found
+    cached = cache.load(key)
+    if cached is None:
+        cached = _train(short, source, parts, learning.optimizer)
+        cache.store(key, cached)
+    return cached
 
 
-def track(
-    short: Experiment, source: Source, parts: int, learning: TrainingSession, watch: Watch
+def log_steps(
+    short: Experiment, source: DataSource, parts: int, learning: TrainingSession, watch: Watch
 ) -> None:
-    """The same steps once more, by an optimizer that writes them down."""
+    """Repeat the training in one process, with an optimizer that logs its steps."""
     _train(short, source, parts, lambda: TrainingSession.optimizer(learning), watch)
 
 
 def _train(
     short: Experiment,
-    source: Source,
+    source: DataSource,
     parts: int,
     make: Callable[[], keras.optimizers.Optimizer],
     watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
-    process = alone()
-    # Ranks may have been fed by rank 0; one process has all rows.
-    off: dict[str, object] = {
+    process = single_rank()
+    # The one process uses the wall clock without stragglers, and all rows, even if rank 0 scatters
+    # rows to the ranks.
+    defaults: dict[str, object] = {
         "clock": "wall",
-        "compute": None,
-        "slow": {},
-        "later": (),
-        "order": (),
+        "stragglers": {},
     }
-    single = short.replace(workers=1, capacities=None, strategy=AllReduce(), **off)
-    one = TrainingSession(single, process, source)
-    one.feed.validation = None
+    single = short.replace(workers=1, batch_weights=None, strategy=AllReduce(), **defaults)
+    session = TrainingSession(single, process, source)
+    session.feed.validation = None
     if not callable(source.train):
-        shares = short.capacities or (1.0,) * parts
+        shares = short.batch_weights or (1.0,) * parts
         plan = plan_of(short, source.rows(process), shares, source.labels)
-        one.feed.train = global_batches(source, plan, short.epochs)
+        session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    # The user's own object, of which a copy may lack something; else the ranks' effective rate.
-    one.compile(watch(make() if one.given is None else without_replica_sum(one.given)))
-    seam(one.model).put_on(AddUpRows())
-    one.fit([])
-    return [weight.numpy() for weight in one.model.weights]
+    # A user's optimizer is used itself, because a copy may be incomplete. Otherwise, a new
+    # optimizer gets the learning rate of the ranks.
+    session.compile(
+        watch(
+            make()
+            if session.user_optimizer is None
+            else without_replica_sum(session.user_optimizer)
+        )
+    )
+    hooks_of(session.model).add_hook(DenseGradients())
+    session.fit([])
+    return [weight.numpy() for weight in session.model.weights]
 
 
-def _key(short: Experiment, source: Source, parts: int, optimizer: JSON) -> str:
-    """What the weights depend on, and nothing else: runs that differ in more share them."""
+def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> str:
+    """Return a cache key of everything that affects the weights, so that runs can share them."""
     record = {name: v for name, v in short.to_json().items() if name not in _OF_RANKS}
     batches: JSON = None
-    if short.feed == "scatter" or short.shards != IID:  # then each rank shuffles its own rows
-        batches = [parts, list(short.capacities or ())]
+    if (
+        short.input_mode == "scatter" or short.data_partition != IID
+    ):  # then each rank shuffles separate rows
+        batches = [parts, list(short.batch_weights or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])
     return digest([record, batches, rows, optimizer, fingerprint(), *versions])
 
 
-class AddUpRows(Hook):
-    """Lets the optimizer see one gradient a row of an embedding, as ranks that add up do.
+class DenseGradients(Hook):
+    """A hook that makes gradients of embeddings dense, as ranks do before they sum gradients.
 
-    Of a word that comes twice, Keras's Adam and its kin square each part of its gradient alone.
+    If a word occurs twice in a batch, Keras's Adam and similar optimizers square each sparse
+    gradient separately, instead of their sum.
     """
 
     name: ClassVar[str] = "dense"
@@ -148,6 +156,8 @@ class AddUpRows(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Each gradient as a tensor of its variable's shape."""
-        whole = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-        return inner(whole, variables)
+        """Apply each gradient as a dense tensor."""
+        dense = [
+            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
+        ]
+        return inner(dense, variables)

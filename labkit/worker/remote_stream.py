@@ -1,19 +1,19 @@
-"""A rank that tells how far it is from a host that does not see the run's folder."""
+"""The progress stream of a rank on a host that does not share the run's folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from labkit.records.store import Record
-from labkit.records.stream import lines
+from labkit.records.stream import encode_lines
 
 
-class Afar:
-    """The rank's side of a stream that whoever has called it carries on; made inside the call.
+class RemoteStream:
+    """The rank's side of a progress stream; the submitting process writes it to the run's folder.
 
-    What the rank tells is published beside the call's answer. The wish to stop comes as an abort of
-    the call: ipyparallel drops calls that have not begun, and notes the others, which it leaves
-    alone.
+    The rank publishes records as data of its ipyparallel call, in which it must create this object.
+    A request to stop arrives as an abort of the call: ipyparallel drops calls that have not
+    started, and only marks running calls as aborted.
     """
 
     def __init__(self) -> None:
@@ -21,16 +21,18 @@ class Afar:
 
         self._kernel = get_ipython().kernel
         self._call = self._kernel.get_parent()["header"]["msg_id"]
-        self._told = 0
+        self._published = 0
 
     def write(self, kind: str, records: Sequence[Record]) -> None:
-        """Publish records of a kind."""
+        """Publish records of one kind, such as "step" or "epoch"."""
         from ipyparallel.engine.datapub import publish_data
 
         if records:
-            publish_data({str(self._told): lines(kind, records)})  # a name twice is one lost
-            self._told += 1
+            publish_data(
+                {str(self._published): encode_lines(kind, records)}
+            )  # equal names would overwrite records
+            self._published += 1
 
     def stop_asked(self) -> bool:
-        """Whether someone wants training to end."""
+        """Return whether a user has asked to stop."""
         return self._call in self._kernel.aborted

@@ -1,4 +1,4 @@
-"""Replicas that drift apart: noticed by checksums of their weights, and traced to who is wrong."""
+"""Detection of drifting replicas by checksums of their weights, and of the faulty rank."""
 
 from __future__ import annotations
 
@@ -14,103 +14,107 @@ from labkit.common.errors import LabkitError
 from labkit.exchange.guard import layer_of
 from labkit.worker.session import TrainingSession
 
-Sums: TypeAlias = tuple[int, ...]  # a checksum of each variable
+Sums: TypeAlias = tuple[int, ...]  # one checksum per variable
 
 
-class Drifted(LabkitError):
-    """Replicas that should be equal are not."""
+class ReplicaDriftError(LabkitError):
+    """Raised if the weights or optimizer states of replicas differ."""
 
 
-class Drift(keras.callbacks.Callback):
-    """Compares the replicas' weights and optimizer states every few steps.
+class ReplicaDriftCheck(keras.callbacks.Callback):
+    """Compares the replicas' weights and optimizer states at an interval of steps.
 
-    Where they differ, all compute the steps since the last comparison again, from the state that
-    was equal then: who arrives elsewhere than before was wrong. Where that does not tell, as with
-    an error that repeats itself, the majority of three or more does: ranks that hand on what they
-    were given may be wrong together.
+    If the replicas differ, all ranks repeat the steps since the last comparison from the last
+    common state. A rank whose repeated result differs from its first result was faulty. If the
+    repetition finds no faulty rank, for example after a reproducible error, the majority of three
+    or more ranks decides. A majority can be wrong, because ranks forward partial sums that they
+    receive.
 
     Args:
-        session: of this rank; comes behind all else that changes weights.
-        every: steps from one comparison to the next.
+        session: Training session of this rank; this callback must run after all callbacks that
+            change weights.
+        every: Number of steps between two comparisons.
     """
 
     def __init__(self, session: TrainingSession, every: int) -> None:
         super().__init__()
         self._session, self._communicator, self._every = session, session.communicator, every
         self._progress, self._step, self._equal_at = session.progress, 0, 0
-        self._kept: list[np.ndarray] = []
-        self._marks: list[Sums] = []  # after each step since then
+        self._common_state: list[np.ndarray] = []
+        self._marks: list[Sums] = []  # checksums after each step since the last comparison
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """All begin with the same."""
-        self._kept = self._state()
+        """Save the initial state, which all replicas have in common."""
+        self._common_state = self._state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare, if it is time. Raises: Drifted, on all ranks."""
+        """Compare the replicas if due; raise ReplicaDriftError on all ranks if they differ."""
         self._step = self._progress.taken + 1
-        self._marks.append(self._marked())
+        self._marks.append(self._quick_sums())
         if self._step % self._every:
             return
-        told = self._gathered()
-        if len(set(told)) > 1:
-            raise Drifted(self._told(told))
-        self._kept, self._equal_at, self._marks = self._state(), self._step, []
+        sums_of_ranks = self._gather_sums()
+        if len(set(sums_of_ranks)) > 1:
+            raise ReplicaDriftError(self._describe(sums_of_ranks))
+        self._common_state, self._equal_at, self._marks = self._state(), self._step, []
 
-    def _told(self, told: Sequence[Sums]) -> str:
-        each = zip(self._compared, zip(*told, strict=True), strict=True)
-        first = next(variable.path for variable, sums in each if len(set(sums)) > 1)
+    def _describe(self, sums_of_ranks: Sequence[Sums]) -> str:
+        sums_by_variable = zip(self._compared, zip(*sums_of_ranks, strict=True), strict=True)
+        first = next(variable.path for variable, sums in sums_by_variable if len(set(sums)) > 1)
         steps = f"step {self._equal_at}"
         if self._every > 1:
             steps = f"one of the steps {self._equal_at} to {self._step - 1}"
-        who = self._by_computing_again() or self._by_majority(told)
+        culprit = self._by_computing_again() or self._by_majority(sums_of_ranks)
         return (
             f"replicas drifted apart in {steps}: layer {layer_of(first)!r} ({first}) is the first "
-            f"that differs; {who}"
+            f"that differs; {culprit}"
         )
 
-    def _by_majority(self, told: Sequence[Sums]) -> str:
-        (most, count), *_ = Counter(told).most_common()
-        if 2 * count <= len(told) or len(told) < 3:
-            return "who is wrong is not known: computing again does not tell, nor a majority"
-        wrong = [str(rank) for rank, sums in enumerate(told) if sums != most]
+    def _by_majority(self, sums_of_ranks: Sequence[Sums]) -> str:
+        (most, count), *_ = Counter(sums_of_ranks).most_common()
+        if 2 * count <= len(sums_of_ranks) or len(sums_of_ranks) < 3:
+            return "the wrong rank is unknown: neither repeated steps nor a majority show it"
+        wrong = [str(rank) for rank, sums in enumerate(sums_of_ranks) if sums != most]
         return f"rank {', '.join(wrong)} differs from the {count} others, which are equal"
 
     def _by_computing_again(self) -> str:
         if callable(self._session.experiment.dataset):
-            return ""  # which may give no batch twice
-        left = self._communicator.allgather(self._left(), "who has left the way")
-        first = min(left)
-        wrong = [str(rank) for rank, step in enumerate(left) if step == first]
-        if len(wrong) == len(left) or len(set(self._gathered())) > 1:
+            return ""  # a callable dataset may not repeat its batches
+        first_differing = self._communicator.allgather(
+            self._first_differing_step(), "the first differing steps"
+        )
+        first = min(first_differing)
+        wrong = [str(rank) for rank, step in enumerate(first_differing) if step == first]
+        if len(wrong) == len(first_differing) or len(set(self._gather_sums())) > 1:
             return ""
         return (
-            f"rank {', '.join(wrong)} went wrong in step {first}: computed again, all arrive where "
-            "the others were"
+            f"rank {', '.join(wrong)} was wrong in step {first}: when the steps are repeated, all "
+            "ranks reach the result of the others"
         )
 
-    def _left(self) -> int:
-        """The first step that gives other weights when it is computed again; that after the last.
+    def _first_differing_step(self) -> int:
+        """Return the first step whose repetition gives other weights; the next step if none does.
 
-        All begin with the last state that was equal.
+        All ranks repeat the steps from the last common state.
         """
         self._communicator.rules.injector = None
-        for variable, value in zip(self._variables, self._kept, strict=True):
+        for variable, value in zip(self._variables, self._common_state, strict=True):
             variable.assign(value)
         steps = self._step - self._equal_at
         batches = iter(self._session.feed.train.skip(self._equal_at).take(steps))
-        left = self._step
+        first_differing = self._step
         for number, mark in enumerate(self._marks, start=self._equal_at):
             self.model.train_function(batches)
-            if mark != self._marked():
-                left = min(left, number)
-        return left
+            if mark != self._quick_sums():
+                first_differing = min(first_differing, number)
+        return first_differing
 
-    def _gathered(self) -> list[Sums]:
-        own = tuple(zlib.crc32(np.asarray(v.value).tobytes()) for v in self._compared)
-        return self._communicator.allgather(own, "the checksums of the weights")
+    def _gather_sums(self) -> list[Sums]:
+        local_sums = tuple(zlib.crc32(np.asarray(v.value).tobytes()) for v in self._compared)
+        return self._communicator.allgather(local_sums, "the checksums of the weights")
 
-    def _marked(self) -> Sums:
-        """What differs where a bit does, in less time than a checksum takes."""
+    def _quick_sums(self) -> Sums:
+        """Return sums of the variables' bit patterns, which cost less time than checksums."""
         arrays = (np.asarray(variable.value) for variable in self._compared)
         return tuple(int(a.reshape(-1).view(f"u{a.itemsize}").sum()) for a in arrays)
 
@@ -119,7 +123,7 @@ class Drift(keras.callbacks.Callback):
 
     @property
     def _compared(self) -> list[keras.Variable]:
-        """What is equal on all ranks: not what layers keep of their own rows."""
+        """The variables that must be equal on all ranks: weights and optimizer states."""
         return [*self.model.trainable_variables, *self.model.optimizer.variables]
 
     @property

@@ -1,4 +1,4 @@
-"""Puts back what a checkpoint holds of a training, on the same ranks or on others."""
+"""Restores the training state from a checkpoint, on the same or another number of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
-from labkit.records.pieces import Rank, State, assembled
+from labkit.records.pieces import CheckpointState, RankFile, assemble
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import LocalVariable
 from labkit.worker.progress import Position
@@ -19,148 +19,176 @@ from labkit.worker.recorder import Recorder
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
 
-# What ranks had alone, and other ranks begin anew, by how its names begin.
-_ANEW = {
+# Descriptions of the state that is reset on another number of ranks, by prefix of its names.
+_RESET = {
     "weights": "random states",
-    "remembers": "what compressors and exchanges remember, but for residuals",
-    "slots": "optimizer states that ranks had alone",
-    "metrics": "metrics of the epoch that had been begun",
+    "remembers": "states of compressors and exchanges, except residuals",
+    "slots": "rank-local optimizer states",
+    "metrics": "metrics of the interrupted epoch",
 }
 
 
-class Restored:
-    """A training that stands where a checkpoint has it.
+class StateRestorer:
+    """Restores a training to the position of a checkpoint.
 
     Args:
-        session: what is trained.
-        kept: what this rank needs to go on.
-        held: its variables.
-        recorder: its rows go on, where they are in its record.
-        resume: the checkpoint.
-        goes_on: whether they are.
+        session: Training session of this rank.
+        state_to_resume: State that this rank needs to resume training.
+        local_variables: Weights and optimizer variables of this rank.
+        recorder: Recorder whose history rows are restored if `goes_on`.
+        resume: Checkpoint to restore.
+        goes_on: Whether the run's record continues the record of the interrupted run.
 
     Attributes:
-        alone: values of variables that each rank has alone, by name, for when training begins.
-        numbers: of the user's callbacks, alike.
-        dropped: what begins anew, in words.
+        alone: Values of rank-local variables by name; assigned when training begins.
+        numbers: Numeric attributes of each user callback; assigned when training begins.
+        dropped: Descriptions of the state that cannot be restored and is reset.
 
     Raises:
-        InvalidInput: the model has other weights.
+        InvalidInput: The model has weights that the checkpoint lacks, or has in another shape.
     """
 
     def __init__(
         self,
         session: TrainingSession,
-        kept: TrainingState,
-        held: Sequence[LocalVariable],
+        state_to_resume: TrainingState,
+        local_variables: Sequence[LocalVariable],
         recorder: Recorder,
         resume: Resume,
         goes_on: bool,
     ) -> None:
-        self._session, self._kept, self._held, self._recorder = session, kept, held, recorder
+        self._session, self._state, self._local_variables, self._recorder = (
+            session,
+            state_to_resume,
+            local_variables,
+            recorder,
+        )
         self._manifest, self._same, self._goes_on = resume.manifest, resume.same, goes_on
         self.alone: dict[str, np.ndarray] = {}
         self.numbers: list[dict[str, float]] = []
         self.dropped = set[str]()
         files, folder = resume.files, Path(resume.folder)
-        state = State(files) if files else State.of(folder, resume.manifest["ranks"])
+        state = (
+            CheckpointState(files)
+            if files
+            else CheckpointState.from_folder(folder, resume.manifest["ranks"])
+        )
         self._put_weights(state)
-        kept.release()
-        for each in held:
-            if not each.own and not each.name.startswith("weights/"):
-                self._put(state, each)
+        state_to_resume.release()
+        for item in local_variables:
+            if not item.is_local and not item.name.startswith("weights/"):
+                self._put(state, item)
         if resume.same:
             self._put_own(state)
         else:
             self._divide(state)
         self._go_on()
         if session.communicator.rank == 0:
-            notes = [*resume.notes, *(f"begun anew: {each}" for each in sorted(self.dropped))]
-            print("; ".join([f"goes on from step {resume.step}", *notes]))
+            notes = [*resume.notes, *(f"reset: {item}" for item in sorted(self.dropped))]
+            print("; ".join([f"resuming from step {resume.step}", *notes]))
 
-    def _put(self, state: State, held: LocalVariable) -> None:
-        # Several optimizers may take the place of one, or one that of several.
-        names = held.name, held.name.partition("#")[0], held.name.replace("rate/", "optimizer/")
+    def _put(self, state: CheckpointState, local: LocalVariable) -> None:
+        # A run with several optimizers may resume from a run with one optimizer, and vice versa.
+        names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
-            if (found := state.tensor(name)) and found[0].whole == held.whole:
-                held.variable.assign(assembled(found, held.corner, tuple(held.variable.shape)))
+            if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
+                local.variable.assign(assemble(pieces, local.corner, tuple(local.variable.shape)))
                 return
-        self.dropped.add(f"{held.name}, of which there is none")
+        self.dropped.add(f"{local.name}, which is not in the checkpoint")
 
-    def _put_weights(self, state: State) -> None:
-        """Those of the whole model, on every rank, however they were cut."""
+    def _put_weights(self, state: CheckpointState) -> None:
+        """Restore the whole model's weights on every rank, however the checkpoint divides them."""
         for variable in self._session.model.variables:
-            if not variable.trainable and "float" not in variable.dtype:  # a random state
+            if (
+                not variable.trainable and "float" not in variable.dtype
+            ):  # state of a random generator
                 continue
-            value, shape = state.whole(f"weights/{variable.path}"), tuple(variable.shape)
+            value, shape = state.full_tensor(f"weights/{variable.path}"), tuple(variable.shape)
             if value is None or value.shape != shape:
-                found = "none" if value is None else f"one of shape {list(value.shape)}"
+                checkpoint_weight = "none" if value is None else f"one of shape {list(value.shape)}"
                 raise InvalidInput(
                     f"the model has a weight {variable.path} of shape {list(shape)}, the "
-                    f"checkpoint has {found}; resume with the model that was trained"
+                    f"checkpoint has {checkpoint_weight}; resume with the model of the checkpoint"
                 )
             variable.assign(value)
 
-    def _put_own(self, state: State) -> None:
+    def _put_own(self, state: CheckpointState) -> None:
         rank = state.ranks.get(self._session.communicator.rank)
-        if rank is None:  # it takes the place of one that is gone, who alone has known it
+        if rank is None:  # this rank replaces a failed rank, whose local state is lost
             self._take_over(next(iter(state.ranks.values())))
             return
-        own = rank.own()
-        self.alone = {each.name: own[each.name] for each in self._held if each.own}
-        for what, remember in self._kept.remembers.items():
-            remember.recall(_below(f"remembers/{what}/", own))
-        metrics = _below("metrics/", own)
+        local_arrays = rank.local_tensors()
+        self.alone = {
+            local.name: local_arrays[local.name]
+            for local in self._local_variables
+            if local.is_local
+        }
+        for what, remember in self._state.remembers.items():
+            remember.load_state_dict(_without_prefix(f"remembers/{what}/", local_arrays))
+        metrics = _without_prefix("metrics/", local_arrays)
         self._session.progress.metrics = [metrics[str(number)] for number in range(len(metrics))]
-        told: dict[str, Any] = rank.told
-        self._session.progress.losses = [(loss, count) for loss, count in told["losses"]]
-        self.numbers = told["callbacks"]
+        details: dict[str, Any] = rank.record
+        self._session.progress.losses = [(loss, count) for loss, count in details["losses"]]
+        self.numbers = details["callbacks"]
         if self._goes_on:
-            columns = {name: each.tolist() for name, each in _below("rows/", own).items()}
+            columns = {
+                name: column.tolist()
+                for name, column in _without_prefix("rows/", local_arrays).items()
+            }
             values = zip(*columns.values(), strict=True)
             self._recorder.rows = [dict(zip(columns, row, strict=True)) for row in values]
-            self._recorder.epochs = told["epochs"]
+            self._recorder.epochs = details["epochs"]
 
-    def _take_over(self, other: Rank) -> None:
-        """What another replica knows, without what it alone has."""
-        told: dict[str, Any] = other.told
-        self._recorder.epochs = list(told["epochs"])
-        own = {
+    def _take_over(self, other: RankFile) -> None:
+        """Restore the state of another replica, except for its residuals and metric states."""
+        details: dict[str, Any] = other.record
+        self._recorder.epochs = list(details["epochs"])
+        arrays = {
             name: np.zeros_like(values) if "/residual/" in name else values
-            for name, values in other.own().items()
+            for name, values in other.local_tensors().items()
         }
-        for what, remember in self._kept.remembers.items():
-            remember.recall(_below(f"remembers/{what}/", own))
-        metrics = _below("metrics/", own)  # all have as many, which they add up
+        for what, remember in self._state.remembers.items():
+            remember.load_state_dict(_without_prefix(f"remembers/{what}/", arrays))
+        metrics = _without_prefix(
+            "metrics/", arrays
+        )  # zero here, because metric states are summed over the ranks
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known
 
-    def _divide(self, state: State) -> None:
-        """What ranks had alone, for others: residuals are rank 0's, all else begins anew.
+    def _divide(self, state: CheckpointState) -> None:
+        """Restore rank-local state on another number of ranks: only residuals are restored.
 
-        What is sent and what waits is of the mean over the ranks: n ranks that bring
-        \\(\\frac{n}{m} \\sum_r e_r\\) for the residuals of m lose nothing.
+        Residuals are sent later, and enter a mean over the ranks. If m ranks had residuals
+        \\(e_r\\) and n ranks resume, the new residuals must therefore sum to \\(\\frac{n}{m}
+        \\sum_r e_r\\), so that no gradient is lost.
         """
         experiment = self._manifest["experiment"]
-        alone = [rank.own() for rank in state.ranks.values()]
-        left = {name for each in alone for name in each if not name.startswith("rows/")}
-        exchange = self._kept.remembers.get("exchange")
-        residuals = {name for name in left if name.startswith("remembers/exchange/residual/")}
+        arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]
+        names = {
+            name for arrays in arrays_of_ranks for name in arrays if not name.startswith("rows/")
+        }
+        exchange = self._state.remembers.get("exchange")
+        residuals = {name for name in names if name.startswith("remembers/exchange/residual/")}
         if (
             exchange is not None
             and experiment["strategy"] == self._session.experiment.strategy.to_json()
         ):
-            left -= residuals
-            scale = self._session.communicator.size / len(alone)
+            names -= residuals
+            scale = self._session.communicator.size / len(arrays_of_ranks)
             if self._session.communicator.rank == 0:
-                sums = {name: _total([each[name] for each in alone], scale) for name in residuals}
-                exchange.recall(_below("remembers/exchange/", sums))
+                sums = {
+                    name: _total([arrays[name] for arrays in arrays_of_ranks], scale)
+                    for name in residuals
+                }
+                exchange.load_state_dict(_without_prefix("remembers/exchange/", sums))
         elif residuals:
             self.dropped.add("residuals of another exchange")
-        held = {each.name for each in self._held if "float" in each.variable.dtype}
+        float_names = {
+            arrays.name for arrays in self._local_variables if "float" in arrays.variable.dtype
+        }
         self.dropped |= {
-            said for kind, said in _ANEW.items()
-            if any(n.startswith(f"{kind}/") and n not in held for n in left - residuals)
+            text for kind, text in _RESET.items()
+            if any(n.startswith(f"{kind}/") and n not in float_names for n in names - residuals)
         }  # fmt: skip
 
     def _go_on(self) -> None:
@@ -168,10 +196,10 @@ class Restored:
         steps = self._session.feed.steps
         progress.position, progress.taken = Position(*manifest["position"]), manifest["taken"]
         if not self._same and progress.position.step == manifest["steps"]:
-            # Nobody has the metrics of the epoch, at whose end training stands.
+            # With another number of ranks, the metrics at the end of the epoch are unavailable.
             progress.position = Position(progress.position.epoch + 1)
         if steps != manifest["steps"] and progress.position.step:
-            self.dropped.add("the epoch that had been begun: epochs have other steps")
+            self.dropped.add("the interrupted epoch: the number of steps per epoch has changed")
             progress.position = Position(progress.position.epoch)
             progress.metrics, progress.losses = [], []
         self._recorder.begin = progress.taken - len(self._recorder.rows)
@@ -181,6 +209,6 @@ def _total(values: Sequence[np.ndarray], scale: float) -> np.ndarray:
     return (scale * np.sum(values, axis=0, dtype=np.float64)).astype(values[0].dtype)
 
 
-def _below(start: str, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What begins so, without it."""
-    return {name.removeprefix(start): v for name, v in found.items() if name.startswith(start)}
+def _without_prefix(start: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with a prefix; the prefix is removed from the names."""
+    return {name.removeprefix(start): v for name, v in arrays.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""The gate of what is not exact: servers written anew, in NumPy, replay what was written down."""
+"""Verification of asynchronous strategies: independent NumPy servers replay the update log."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.keras import beyond_configuration
-from labkit.programs import CodecChannel, Parts, Roles
+from labkit.programs import CodecChannel, Roles, ServerPieces
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
 
-# Of weights, a gradient, a rate and the number of the update, from 1: the new weights.
+# An update rule: a function (weights, gradient, learning rate, update number from 1) that returns
+# the new weights.
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
-# Of a worker, a step and the weights that it had: its gradient.
-Asked: TypeAlias = Callable[[int, int, Vector], Vector]
-RATED = ("per_gradient", "mean")  # remedies that change the learning rate
-# Of the numbers of a worker and a server: one end of what they say to each other.
-Talks: TypeAlias = Callable[[int, int], CodecChannel]
+# A function (worker, step, weights) that returns the gradient.
+GradientFunction: TypeAlias = Callable[[int, int, Vector], Vector]
+RATE_CORRECTIONS = ("per_gradient", "mean")  # corrections that scale the learning rate
+# A function (worker, server) that creates one end of their message channel.
+ChannelFactory: TypeAlias = Callable[[int, int], CodecChannel]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """What makes a rule for so many weights; or why there is none."""
+    """Return a function (number of weights) that creates an update rule; a text if none exists."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
-        return f"no independent {type(optimizer).__name__} replays the servers' updates"
+        return f"no independent implementation of {type(optimizer).__name__} exists"
     if odd := [option for option in OFF if config.get(option)]:
-        return f"no independent {type(optimizer).__name__} knows {odd[0]}={config[odd[0]]}"
+        return f"the independent {type(optimizer).__name__} lacks {odd[0]}={config[odd[0]]}"
     if more := beyond_configuration(optimizer):
-        return f"no independent {type(optimizer).__name__} knows its {next(iter(more))}"
+        return f"the independent {type(optimizer).__name__} lacks {next(iter(more))}"
     return lambda size: RULES[name](config, size)
 
 
-class Mending(NamedTuple):
-    """What a strategy does about staleness, written anew from its fields.
+class StalenessCorrection(NamedTuple):
+    """The staleness correction of a strategy, implemented independently from its fields.
 
     Attributes:
-        remedy: its name.
-        average: the staleness that is expected.
-        share: of a gradient in its clock; 1 where each counts whole.
-        compensation: λ of a delay-compensated gradient.
+        remedy: Name of the staleness correction.
+        average: Expected staleness, in updates.
+        share: Weight of a gradient within its clock tick; 1 if each gradient counts fully.
+        compensation: Strength λ of delay compensation; 0 without it.
     """
 
     remedy: str = "None"
@@ -55,20 +56,22 @@ class Mending(NamedTuple):
     compensation: float = 0.0
 
     @classmethod
-    def of(cls, strategy: Mapping[str, JSON], workers: int) -> Mending:
-        """That of a strategy as its record has it."""
+    def of(cls, strategy: Mapping[str, JSON], workers: int) -> StalenessCorrection:
+        """Return the staleness correction of a strategy, from the strategy's recorded fields."""
         fields = {name: str(value) for name, value in strategy.items()}
-        remedy = fields.get("remedy", "None")
+        remedy = fields.get("staleness_correction", "None")
         average = workers - 1.0
-        if "splits" in fields:
-            average = workers / (workers // int(fields["splits"]))
-        by_clock = fields["name"] == "StaleSynchronous" and remedy not in RATED
-        strength = float(fields["compensation"]) if remedy == "delay_compensated" else 0.0
+        if "n" in fields:
+            average = workers / (workers // int(fields["n"]))
+        by_clock = fields["name"] == "StaleSynchronous" and remedy not in RATE_CORRECTIONS
+        strength = float(fields["delay_compensation"]) if remedy == "delay_compensated" else 0.0
         return cls(remedy, average, 1 / workers if by_clock else 1.0, strength)
 
     def factor(self, staleness: int) -> float:
-        """Of the learning rate."""
-        old = {RATED[0]: float(staleness), RATED[1]: self.average}.get(self.remedy, 1.0)
+        """Return the factor of the learning rate for a gradient of this staleness (in updates)."""
+        old = {RATE_CORRECTIONS[0]: float(staleness), RATE_CORRECTIONS[1]: self.average}.get(
+            self.remedy, 1.0
+        )
         return self.share / max(old, 1.0)
 
 
@@ -77,145 +80,164 @@ def replay(
     events: Sequence[Event],
     rule: Callable[[int], Rule],
     rate: Callable[[int], float],
-    asked: Asked,
-    talks: Talks,
-    mending: Mending,
+    compute_gradient: GradientFunction,
+    make_channel: ChannelFactory,
+    correction: StalenessCorrection,
 ) -> Vector:
-    """The weights after the updates that were written down, in their order.
+    """Return the weights after the logged updates, applied in the logged order.
 
-    Every gradient is computed anew, at the weights of the versions that its worker is said to have
-    had; so who was given other ones is found out.
+    Every gradient is computed again, at the weight versions that the log states for its worker. The
+    result therefore differs if a worker used other weights than the logged versions.
 
     Args:
-        roles: who held what.
-        events: of all servers, see `labkit.programs.event_log.EventLog`.
-        rule: how a server's optimizer changes so many weights.
-        rate: the learning rate of an update, by its number from 0.
-        asked: computes gradients.
-        talks: makes ends of talks, new ones.
-        mending: what is done about staleness.
+        roles: Roles: the servers, the workers and each server's part of the weights.
+        events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
+        rule: Function that creates a server's update rule for a number of weights.
+        rate: Function (update number from 0) that returns the learning rate.
+        compute_gradient: Function (worker, step, weights) that returns a gradient.
+        make_channel: Function (worker, server) that creates an end of a channel.
+        correction: The staleness correction of the strategy.
 
     Raises:
-        LabkitError: what was written down cannot have happened in any order.
+        LabkitError: No order of updates fits the log, so the log contradicts itself.
     """
     servers = {n: _Server(roles.part(n), roles.weights, rule) for n in roles.servers}
-    had: dict[tuple[int, int], dict[int, int]] = {}
+    versions_used: dict[tuple[int, int], dict[int, int]] = {}
     for event in events:
         key = int(event["worker"]), int(event["step"])
-        had.setdefault(key, {})[int(event["server"])] = int(event["version"])
-    wanted = Counter((s, v) for versions in had.values() for s, v in versions.items())
-    gradients = _Gradients(roles, servers, had, wanted, asked, talks, mending)
-    left = {server: _updates(events, server) for server in servers}
-    while any(left.values()):
-        ready = [s for s, updates in left.items() if updates and gradients.known(updates[0])]
+        versions_used.setdefault(key, {})[int(event["server"])] = int(event["version"])
+    pending_fetches = Counter(
+        (s, v) for versions in versions_used.values() for s, v in versions.items()
+    )
+    gradients = _Gradients(
+        roles, servers, versions_used, pending_fetches, compute_gradient, make_channel, correction
+    )
+    pending = {server: _updates(events, server) for server in servers}
+    while any(pending.values()):
+        ready = [s for s, updates in pending.items() if updates and gradients.known(updates[0])]
         if not ready:
-            raise LabkitError("the interleaving tells of weights that were not there yet")
+            raise LabkitError("the update log refers to weight versions that do not exist yet")
         for server in ready:
             number = len(servers[server].versions) - 1
-            found, factor = gradients.mean(server, left[server].pop(0))
-            servers[server].apply(found, rate(number) * factor, wanted, server)
-    return roles.whole({number: server.weights for number, server in servers.items()})
+            gradient, factor = gradients.mean(server, pending[server].pop(0))
+            servers[server].apply(gradient, rate(number) * factor, pending_fetches, server)
+    return roles.assemble_weights({number: server.weights for number, server in servers.items()})
 
 
 class _Server:
-    """Weights of a server, and those of its versions that somebody has fetched."""
+    """The weights of a server, and the older weight versions that workers still fetch."""
 
-    def __init__(self, part: Parts, weights: Vector, rule: Callable[[int], Rule]) -> None:
+    def __init__(self, part: ServerPieces, weights: Vector, rule: Callable[[int], Rule]) -> None:
         self.weights: Vector = part.take(weights).copy()
         self.versions: list[Vector | None] = [self.weights]
         self._rule = rule(part.size)
 
     def apply(
-        self, gradient: Vector, rate: float, wanted: Mapping[tuple[int, int], int], number: int
+        self,
+        gradient: Vector,
+        rate: float,
+        pending_fetches: Mapping[tuple[int, int], int],
+        number: int,
     ) -> None:
-        if not wanted.get((number, len(self.versions) - 1)):
+        if not pending_fetches.get((number, len(self.versions) - 1)):
             self.versions[-1] = None
         self.weights = self._rule(self.weights, gradient, rate, len(self.versions))
         self.versions.append(self.weights)
 
 
 class _Gradients:
-    """Gradients as servers understand them, by worker and step, each computed after the one before.
+    """The gradients as servers decode them; each worker's gradients are computed step by step.
 
-    What a worker has of a server's weights, and what waits at it, goes from step to step.
+    The decoded weights and the residual of a worker persist from step to step.
     """
 
     def __init__(
         self,
         roles: Roles,
         servers: Mapping[int, _Server],
-        had: Mapping[tuple[int, int], Mapping[int, int]],
-        wanted: Counter[tuple[int, int]],
-        asked: Asked,
-        talks: Talks,
-        mending: Mending,
+        versions_used: Mapping[tuple[int, int], Mapping[int, int]],
+        pending_fetches: Counter[tuple[int, int]],
+        compute_gradient: GradientFunction,
+        make_channel: ChannelFactory,
+        correction: StalenessCorrection,
     ) -> None:
-        self._roles, self._servers, self._had, self._asked = roles, servers, had, asked
-        self._mending = mending
-        self._wanted = wanted
-        self._found: dict[tuple[int, int], dict[int, Vector]] = {}
-        self._then: dict[tuple[int, int], dict[int, Vector]] = {}  # the weights they are of
-        self._steps: dict[int, int] = {}  # that a worker's gradients were computed of
+        self._roles, self._servers, self._versions_used, self._compute_gradient = (
+            roles,
+            servers,
+            versions_used,
+            compute_gradient,
+        )
+        self._correction = correction
+        self._pending_fetches = pending_fetches
+        self._gradients: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._weights_used: dict[
+            tuple[int, int], dict[int, Vector]
+        ] = {}  # weights behind each gradient
+        self._steps: dict[int, int] = {}  # number of computed gradients by worker
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
-        self._ends = {pair: (talks(*pair), talks(*pair)) for pair in pairs}  # worker's, server's
+        self._ends = {
+            pair: (make_channel(*pair), make_channel(*pair)) for pair in pairs
+        }  # each worker's end, server's end
 
     def known(self, update: Sequence[Event]) -> bool:
-        """Whether all that an update was made of can be computed by now."""
+        """Return whether all weight versions that an update depends on exist already."""
         return all(
             version < len(self._servers[server].versions)
             for event in update
-            for server, version in self._had[_key(event)].items()
+            for server, version in self._versions_used[_key(event)].items()
         )
 
     def mean(self, server: int, update: Sequence[Event]) -> tuple[Vector, float]:
-        """What a server applied, by rows and staleness, and at which part of the rate."""
-        held, part = self._servers[server], self._roles.part(server)
-        found = np.zeros(part.size, self._roles.weights.dtype)
+        """Return the weighted mean gradient of a server's update, and its learning rate factor."""
+        state, part = self._servers[server], self._roles.part(server)
+        total = np.zeros(part.size, self._roles.weights.dtype)
         rows = weight = 0.0
         for event in update:
-            now, then = len(held.versions) - 1, int(event["version"])
-            own = self._of(_key(event), server)
-            if self._mending.compensation:
-                moved = held.weights - self._then[_key(event)].pop(server)
-                own = own + self._mending.compensation * own**2 * moved
-            share = event["rows"] * self._mending.factor(now - then)
-            found += own * share
+            current_version, gradient_version = len(state.versions) - 1, int(event["version"])
+            gradient = self._gradient_of(_key(event), server)
+            if self._correction.compensation:
+                moved = state.weights - self._weights_used[_key(event)].pop(server)
+                gradient = gradient + self._correction.compensation * gradient**2 * moved
+            share = event["rows"] * self._correction.factor(current_version - gradient_version)
+            total += gradient * share
             rows, weight = rows + event["rows"], weight + share
-        return found / weight, weight / rows
+        return total / weight, weight / rows
 
-    def _of(self, key: tuple[int, int], server: int) -> Vector:
+    def _gradient_of(self, key: tuple[int, int], server: int) -> Vector:
         worker, step = key
         while (number := self._steps.get(worker, 0)) <= step:
-            self._found[worker, number] = self._computed(worker, number)
+            self._gradients[worker, number] = self._compute(worker, number)
             self._steps[worker] = number + 1
-        return self._found[key].pop(server)
+        return self._gradients[key].pop(server)
 
-    def _computed(self, worker: int, step: int) -> dict[int, Vector]:
-        """What servers understand of the gradient of a worker's next step."""
+    def _compute(self, worker: int, step: int) -> dict[int, Vector]:
+        """Return the gradient of a worker's next step, as each server decodes its part."""
         weights: dict[int, Vector] = {}
-        for server, version in self._had[worker, step].items():
-            held = self._servers[server].versions[version]
-            assert held is not None  # kept as long as it is wanted
-            self._wanted[server, version] -= 1
-            mine, its = self._ends[worker, server]
-            weights[server] = mine.answered(its.answer(held)) if step else held
-        if self._mending.compensation:
-            self._then[worker, step] = dict(weights)
-        gradient = self._asked(worker, step, self._roles.whole(weights))
+        for server, version in self._versions_used[worker, step].items():
+            version_weights = self._servers[server].versions[version]
+            assert version_weights is not None  # kept until all workers have fetched it
+            self._pending_fetches[server, version] -= 1
+            worker_end, server_end = self._ends[worker, server]
+            weights[server] = (
+                worker_end.answered(server_end.answer(version_weights)) if step else version_weights
+            )
+        if self._correction.compensation:
+            self._weights_used[worker, step] = dict(weights)
+        gradient = self._compute_gradient(worker, step, self._roles.assemble_weights(weights))
         return {
-            server: its.pushed(mine.push(self._roles.part(server).take(gradient)))
+            server: server_end.pushed(worker_end.push(self._roles.part(server).take(gradient)))
             for server in self._roles.servers
-            for mine, its in [self._ends[worker, server]]
+            for worker_end, server_end in [self._ends[worker, server]]
         }
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
-    """What each of a server's updates was made of."""
-    found: dict[int, list[Event]] = {}
+    """Return for each update of a server the events (gradients) that it combined."""
+    updates: dict[int, list[Event]] = {}
     for event in events:
         if event["server"] == server and event["update"] >= 0:
-            found.setdefault(int(event["update"]), []).append(event)
-    return [found[number] for number in sorted(found)]
+            updates.setdefault(int(event["update"]), []).append(event)
+    return [updates[number] for number in sorted(updates)]
 
 
 def _key(event: Event) -> tuple[int, int]:
@@ -223,14 +245,14 @@ def _key(event: Event) -> tuple[int, int]:
 
 
 def _sgd(config: Mapping[str, float], size: int) -> Rule:
-    """With or without momentum."""
+    """Return the update rule of SGD with or without (Nesterov) momentum."""
     momentum, nesterov = _cast(config["momentum"]), config["nesterov"]
     speed = np.zeros(size)
 
     def apply(weights: Vector, gradient: Vector, rate: float, number: int) -> Vector:
         speed[:] = momentum * speed - rate * gradient
-        found: Vector = weights + (momentum * speed - rate * gradient if nesterov else speed)
-        return found
+        new_weights: Vector = weights + (momentum * speed - rate * gradient if nesterov else speed)
+        return new_weights
 
     return apply
 
@@ -240,29 +262,29 @@ def _adagrad(config: Mapping[str, float], size: int) -> Rule:
 
     def apply(weights: Vector, gradient: Vector, rate: float, number: int) -> Vector:
         total[:] += gradient**2
-        found: Vector = weights - rate * gradient / np.sqrt(total + config["epsilon"])
-        return found
+        new_weights: Vector = weights - rate * gradient / np.sqrt(total + config["epsilon"])
+        return new_weights
 
     return apply
 
 
 def _adam(config: Mapping[str, float], size: int) -> Rule:
     first, second = np.zeros(size), np.zeros(size)
-    keeps, keeps_squares = config["beta_1"], config["beta_2"]
+    beta_1, beta_2 = config["beta_1"], config["beta_2"]
 
     def apply(weights: Vector, gradient: Vector, rate: float, number: int) -> Vector:
-        first[:] = keeps * first + (1 - keeps) * gradient
-        second[:] = keeps_squares * second + (1 - keeps_squares) * gradient**2
-        powers = _cast(keeps) ** number, _cast(keeps_squares) ** number
+        first[:] = beta_1 * first + (1 - beta_1) * gradient
+        second[:] = beta_2 * second + (1 - beta_2) * gradient**2
+        powers = _cast(beta_1) ** number, _cast(beta_2) ** number
         unbiased = rate * np.sqrt(1 - powers[1]) / (1 - powers[0])
-        found: Vector = weights - unbiased * first / (np.sqrt(second) + config["epsilon"])
-        return found
+        new_weights: Vector = weights - unbiased * first / (np.sqrt(second) + config["epsilon"])
+        return new_weights
 
     return apply
 
 
 def _cast(number: float) -> float:
-    """As Keras casts a number of Python's: by way of float32, also to float64."""
+    """Round a number to float32, as Keras does with Python numbers even for float64 weights."""
     return float(np.float32(number))
 
 

@@ -1,4 +1,4 @@
-"""Timed answers: the same batches by several ways and over several networks, taking turns."""
+"""A benchmark of inference: several strategies and networks predict the same batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.network import Network
 from labkit.strategies import Strategy
 
 if TYPE_CHECKING:
-    from labkit.worker.answering import Answers, Rows
+    from labkit.worker.answering import InferenceServer, Rows
 
 ALONE = "one process"
 Record: TypeAlias = dict[str, JSON]
@@ -24,17 +24,17 @@ Record: TypeAlias = dict[str, JSON]
 
 @dataclass(frozen=True)
 class ServingSpec:
-    """What is answered, by whom, how often.
+    """The specification of an inference benchmark.
 
     Attributes:
-        file: of the model, as Keras has saved it, or what it holds.
-        x: rows that come to rank 0, (rows, …); larger batches repeat them.
-        ways: strategies by the names that they have here.
-        networks: by name; None: the machine's own.
-        batch_sizes: rows of a batch.
-        repeats: batches that are timed alone, of each size, by each way, over each network.
-        streams: likewise streams of batches that lie ready.
-        under_way: batches of a stream.
+        file: Saved Keras model, as a path or as bytes.
+        x: Array (rows, …) of input rows, which arrive at rank 0; larger batches repeat the rows.
+        ways: Compared strategies, by name.
+        networks: Emulated networks, by name; None: no emulation.
+        batch_sizes: Numbers of rows per batch.
+        repeats: Number of timed single batches per size, strategy and network.
+        streams: Number of timed batch streams per size, strategy and network.
+        under_way: Number of batches in a stream.
     """
 
     file: str | bytes
@@ -48,16 +48,17 @@ class ServingSpec:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What a rank has to tell.
+class ServingResult:
+    """The results of an inference benchmark on one rank.
 
     Attributes:
-        times: on rank 0, a row a call: network, way, batch_size, what ("first", "batch",
-            "stream"), rows, seconds.
-        weights_bytes: that this rank holds, by way.
-        differences: on rank 0, by way: the largest from what one process answers.
-        largest: on rank 0, the largest answer of one process.
-        precision: of the answers' type, the least that 1 can be more by.
+        times: On rank 0, one row per call: network, way (strategy), batch_size, what ("first",
+            "batch", "stream"), rows, seconds.
+        weights_bytes: Total bytes of the weights on this rank, by strategy.
+        differences: On rank 0, the largest absolute difference from the predictions of one process,
+            by strategy.
+        largest: On rank 0, the largest absolute prediction of one process.
+        precision: Machine epsilon of the predictions' dtype.
     """
 
     times: list[Record]
@@ -67,83 +68,93 @@ class Answered:
     precision: float
 
 
-def serve(communicator: Communicator, asked: ServingSpec) -> Answered:
-    """Answer batches on this rank, and time it.
+def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
+    """Run an inference benchmark on this rank, and return its times (collective).
 
-    The first call of each kind, which traces, is apart. Then ways, networks and batches take turns,
-    so that what else the machine does hits all alike.
+    The first call of each strategy, network and batch size, which traces, is recorded separately.
+    Strategies, networks and batch sizes alternate, so that other load on the machine affects all of
+    them equally.
 
     Raises:
-        InvalidInput: a model with several inputs or outputs, or one that cannot be divided so.
+        InvalidInput: The model has several inputs or outputs, or a strategy cannot divide it.
     """
     from labkit.keras import use_one_device
     from labkit.worker.session import restore
 
     use_one_device(communicator)
     try:
-        return _Timed(communicator, asked).all()
+        return _Benchmark(communicator, spec).all()
     finally:
         restore()
 
 
-class _Timed:
-    """All ways over all networks, and what has been measured of them."""
+class _Benchmark:
+    """Inference servers for all strategies and networks, and the times measured with them."""
 
-    def __init__(self, communicator: Communicator, asked: ServingSpec) -> None:
+    def __init__(self, communicator: Communicator, spec: ServingSpec) -> None:
         from labkit.worker import inference
-        from labkit.worker.answering import forward, way
+        from labkit.worker.answering import forward, inference_server
 
-        self._communicator, self._asked = communicator, asked
-        whole = inference.load(asked.file)
-        if len(getattr(whole, "outputs", None) or []) != 1 or len(whole.inputs) != 1:
+        self._communicator, self._spec = communicator, spec
+        reference_model = inference.load(spec.file)
+        if (
+            len(getattr(reference_model, "outputs", None) or []) != 1
+            or len(reference_model.inputs) != 1
+        ):
             raise InvalidInput(
-                "serving sends one array to a model and one back; this one has other inputs or "
-                "outputs: use cluster.predict, which takes nests"
+                "serving takes a model with one input array and one output array; this model has "
+                "others: use cluster.predict, which takes nested structures"
             )
-        x = asked.x.astype(whole.inputs[0].dtype)
-        self._batches = {size: _rows(x, size) for size in asked.batch_sizes}
-        self._true = {size: forward(whole)(batch) for size, batch in self._batches.items()}
-        like = self._true[asked.batch_sizes[0]]
-        self._over = {n: communicator.over(network) for n, network in asked.networks.items()}
-        self._ways: dict[tuple[str, str], Answers] = {}
-        for network, over in self._over.items():
-            self._ways[network, ALONE] = way(over, whole, None, like)
-            for name, strategy in asked.ways.items():
-                # A model of its own: cut, it loses the weights of others.
-                own = inference.load(asked.file)
-                self._ways[network, name] = way(over, own, strategy, like)
+        x = spec.x.astype(reference_model.inputs[0].dtype)
+        self._batches = {size: _rows(x, size) for size in spec.batch_sizes}
+        self._expected = {
+            size: forward(reference_model)(batch) for size, batch in self._batches.items()
+        }
+        like = self._expected[spec.batch_sizes[0]]
+        self._communicators = {
+            n: communicator.with_network(network) for n, network in spec.networks.items()
+        }
+        self._ways: dict[tuple[str, str], InferenceServer] = {}
+        for network, over in self._communicators.items():
+            self._ways[network, ALONE] = inference_server(over, reference_model, None, like)
+            for name, strategy in spec.ways.items():
+                # Each server gets its own copy, because dividing a model frees weights.
+                model = inference.load(spec.file)
+                self._ways[network, name] = inference_server(over, model, strategy, like)
         self._times: list[Record] = []
-        self._differences = dict.fromkeys(asked.ways, 0.0)
+        self._differences = dict.fromkeys(spec.ways, 0.0)
 
-    def all(self) -> Answered:
-        """Everything, in turns."""
-        cases = list(product(self._ways, self._asked.batch_sizes))
+    def all(self) -> ServingResult:
+        """Time all calls, alternating between the cases, and return the results."""
+        cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
-            self._one("first", place, size)
-            # A batch of one row does not come to all replicas, but a stream does: it traces there.
-            self._ways[place].stream([self._batches[size]] * self._asked.under_way)
-        for what, count in (("batch", self._asked.repeats), ("stream", self._asked.streams)):
+            self._time_call("first", place, size)
+            # A batch of one row reaches one replica only; a stream makes all replicas trace.
+            self._ways[place].stream([self._batches[size]] * self._spec.under_way)
+        for what, count in (("batch", self._spec.repeats), ("stream", self._spec.streams)):
             for _ in range(count):
                 for case in cases:
-                    self._one(what, *case)
-        for over in self._over.values():
+                    self._time_call(what, *case)
+        for over in self._communicators.values():
             over.close()
-        first, *_ = self._asked.networks
-        held = {name: self._ways[first, name].weights_bytes for name in (ALONE, *self._asked.ways)}
-        largest = max(float(np.abs(each).max()) for each in self._true.values())
-        precision = float(np.finfo(self._true[self._asked.batch_sizes[0]].dtype).eps)
-        return Answered(self._times, held, self._differences, largest, precision)
+        first, *_ = self._spec.networks
+        weights_bytes = {
+            name: self._ways[first, name].weights_bytes for name in (ALONE, *self._spec.ways)
+        }
+        largest = max(float(np.abs(outputs).max()) for outputs in self._expected.values())
+        precision = float(np.finfo(self._expected[self._spec.batch_sizes[0]].dtype).eps)
+        return ServingResult(self._times, weights_bytes, self._differences, largest, precision)
 
-    def _one(self, what: str, case: tuple[str, str], size: int) -> None:
+    def _time_call(self, what: str, case: tuple[str, str], size: int) -> None:
         network, name = case
         answers, x = self._ways[case], self._batches[size]
-        count = self._asked.under_way if what == "stream" else 1
+        count = self._spec.under_way if what == "stream" else 1
 
         def batch() -> list[Rows]:
-            found = answers.batch(x)
-            return [] if found is None else [found]
+            outputs = answers.batch(x)
+            return [] if outputs is None else [outputs]
 
-        found, seconds = self._seconds(
+        outputs, seconds = self._seconds(
             batch if what != "stream" else lambda: answers.stream([x] * count)
         )
         if self._communicator.rank:
@@ -152,22 +163,23 @@ class _Timed:
         self._times.append(row | {"rows": count * size, "seconds": seconds})
         if name != ALONE:
             self._differences[name] = max(
-                self._differences[name], *(_apart(y, self._true[size]) for y in found)
+                self._differences[name],
+                *(_largest_difference(y, self._expected[size]) for y in outputs),
             )
 
     def _seconds(self, call: Callable[[], list[Rows]]) -> tuple[list[Rows], float]:
-        """From rank 0's first move to its last answer."""
-        self._communicator.meet("the next batch")
+        """Call a function; return its predictions and its duration on this rank in seconds."""
+        self._communicator.barrier("the next batch")
         clock = self._communicator.clock
         start = clock.now()
-        found = call()
-        return found, clock.now() - start
+        outputs = call()
+        return outputs, clock.now() - start
 
 
-def _apart(y: Rows, true: Rows) -> float:
-    return float(np.abs(y.astype(np.float64) - true).max())
+def _largest_difference(y: Rows, expected: Rows) -> float:
+    return float(np.abs(y.astype(np.float64) - expected).max())
 
 
 def _rows(x: Rows, size: int) -> Rows:
-    """So many rows, again from the first one where there are not as many."""
+    """Return `size` rows of x; the rows repeat from the first row if x has fewer."""
     return np.ascontiguousarray(x[np.arange(size) % len(x)])

@@ -1,4 +1,4 @@
-"""One rank's share of an experiment: its model, its data, and how both meet."""
+"""The training session of a rank: its model, its data, and the methods that strategies call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator, Injector, RankDied
 from labkit.exchange import Exchange, Guard, Timeline
-from labkit.exchange.hooks import seam
+from labkit.exchange.hooks import hooks_of
 from labkit.experiment import Experiment
 from labkit.experiment.batches import owns_rows
 from labkit.keras import (
@@ -39,8 +39,8 @@ from labkit.programs.replica import Batches
 from labkit.records.checkpoints import CheckpointContext
 from labkit.strategies import Predictor, ProgramStrategy, Step, TrainingState, Watcher
 from labkit.worker import inference
-from labkit.worker.feed import Feed, Source
-from labkit.worker.keeper import Keeper
+from labkit.worker.checkpoint_keeper import CheckpointKeeper
+from labkit.worker.feed import DataSource, Feed
 from labkit.worker.local_state import build
 from labkit.worker.loop import train
 from labkit.worker.peer_memory_recovery import PeerMemoryRecovery
@@ -50,78 +50,86 @@ from labkit.worker.recovery import Recovery
 
 if TYPE_CHECKING:
     from labkit.frameworks.child import Child
-    from labkit.frameworks.environments import Found
+    from labkit.frameworks.environments import Installation
     from labkit.worker.played import ComputeBackend
 
 T = TypeVar("T")
-# What `keras.Model.compile` takes: a name, an object, or a nest of them.
+# An argument of `keras.Model.compile`: a name, an object, or a nested structure of them.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
 
 class TrainingSession:
-    """What a strategy works with on a rank.
+    """The training session of one rank: the object through which a strategy trains.
 
     Args:
-        experiment: what to train.
-        communicator: the ranks that train it together.
-        source: its data, as read.
+        experiment: The experiment to train.
+        communicator: Communicator of the ranks that train together.
+        source: Training and validation data of the experiment.
     """
 
-    def __init__(self, experiment: Experiment, communicator: Communicator, source: Source) -> None:
+    def __init__(
+        self, experiment: Experiment, communicator: Communicator, source: DataSource
+    ) -> None:
         self.experiment = experiment
         self.communicator = communicator
         self.readers = experiment.strategy.readers(communicator)
         self._parts: list[Communicator] = []
         self._source = source
         self.seed = experiment.seed
-        self.watchers: list[Watcher] = []  # of compressed buckets
-        policy = experiment.bad_numbers
+        self.watchers: list[Watcher] = []  # called for each compressed bucket
+        policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        self.injectors: dict[int, Injector] = {}  # by rank, or by worker on the virtual clock
+        self.injectors: dict[int, Injector] = {}  # keys: ranks, or workers on the virtual clock
         self.timeline = Timeline(communicator.clock)
-        self.partition: dict[str, JSON] = {}  # where a model was cut into stages, and why there
-        self.memory: Memory | None = None  # of a strategy that trains parts
-        self.layers: list[LayerRow] = []  # what this rank has and sends of each, when cut
+        self.partition: dict[str, JSON] = {}  # cuts between pipeline stages, and the reason
+        self.memory: Memory | None = None  # set by strategies that divide the model
+        self.layers: list[LayerRow] = []  # for each divided layer: this rank's share and bytes
         reset(experiment)
         self.model = build_model(experiment, source)
-        self.read_anew()
-        self.recorder: Recorder | None = None  # of programs' steps, which no callback sees
+        self.divide_data()
+        self.recorder: Recorder | None = None  # programs add rows without callbacks
         self.interleaving: list[Event] = []
-        self.stage: ComputeBackend | None = None  # on which they play
-        self.exchanged: dict[str, JSON] | None = None  # by whom else, or by which laws
-        own = experiment.callbacks() if experiment.callbacks else []
-        self.callbacks: list[keras.callbacks.Callback] = list(own)
+        self.stage: ComputeBackend | None = None  # set if the strategy runs as programs
+        self.exchanged: dict[str, JSON] | None = None  # set by other frameworks and simulations
+        user_callbacks = experiment.callbacks() if experiment.callbacks else []
+        self.callbacks: list[keras.callbacks.Callback] = list(user_callbacks)
         self.progress = Progress(self.feed.steps)
-        self.keeping: CheckpointContext | None = None
-        self.recovery: Recovery | None = None  # where training outlives ranks
-        self.comeback: PeerMemoryRecovery | None = (
-            None  # where spares may take the places of the dead
+        self.checkpoint_context: CheckpointContext | None = None
+        self.recovery: Recovery | None = None  # set if training survives rank failures
+        self.peer_recovery: PeerMemoryRecovery | None = (
+            None  # set if spare ranks may replace failed ones
         )
-        self._kept: TrainingState | None = None
-        self.chosen: dict[str, JSON] = {}  # what was measured once
-        self.checkpoints: dict[str, JSON] | None = None  # how many, at what cost
-        self.given = self.model.optimizer if self.model.compiled else None  # by the user
-        if self.given is not None and not experiment.strategy.keeps_optimizer(experiment):
-            refuse_steps(self.given)
-            refuse_variables(self.given)
+        self._training_state: TrainingState | None = None
+        self.chosen: dict[str, JSON] = {}  # results of `once`, saved in checkpoints
+        self.checkpoints: dict[str, JSON] | None = None  # number and cost of saved checkpoints
+        self.user_optimizer = (
+            self.model.optimizer if self.model.compiled else None
+        )  # the user's optimizer
+        if self.user_optimizer is not None and not experiment.strategy.keeps_optimizer(experiment):
+            refuse_steps(self.user_optimizer)
+            refuse_variables(self.user_optimizer)
         self._options = _compile_options(self.model, experiment, source)
 
-    def read_anew(self) -> None:
-        """Divide the data among the ranks that there are."""
-        # Programs ask for each worker's batches; what they need here are the held-out rows.
+    def divide_data(self) -> None:
+        """Divide the data among the current ranks."""
+        # Programs train on the batches of `batches`; from this feed they use only the validation
+        # rows and the number of steps.
         plays = self.experiment.plays
-        read = self.experiment.replace(capacities=None) if plays else self.experiment
-        given = read, self.readers, self.communicator, sample_rank(self.model)
-        self.feed: Feed = self._source.feed(*given)
+        experiment = self.experiment.replace(batch_weights=None) if plays else self.experiment
+        arguments = experiment, self.readers, self.communicator, sample_rank(self.model)
+        self.feed: Feed = self._source.feed(*arguments)
 
-    def _checks(self) -> list[keras.callbacks.Callback]:
-        """What compares the batches of a callable; those of arrays follow from the seed."""
+    def _batch_checks(self) -> list[keras.callbacks.Callback]:
+        """Return a callback that compares the ranks' batches if a function makes the dataset.
+
+        Arrays need no comparison, because their batches depend only on the seed.
+        """
         return [EqualBatches(self.readers)] if callable(self.experiment.dataset) else []
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """A new optimizer: the experiment's, or that of a model that came compiled."""
-        if self.given is not None:
-            return copy_of(self.given)
+        """Return a new optimizer: the experiment's, or a copy of a compiled model's optimizer."""
+        if self.user_optimizer is not None:
+            return copy_of(self.user_optimizer)
         return without_replica_sum(
             _optimizer_class(self._optimizer_name)(**self._optimizer_options())
         )
@@ -131,8 +139,8 @@ class TrainingSession:
         return self.experiment.strategy.optimizer_of(self.experiment)
 
     def optimizer_record(self) -> JSON:
-        """What its settings are, the effective learning rate among them."""
-        if self.given is not None:
+        """Return the settings of the optimizer, including the effective learning rate."""
+        if self.user_optimizer is not None:
             return "as the model was compiled"
         options = self._optimizer_options()
         rate = options.get("learning_rate")
@@ -145,63 +153,75 @@ class TrainingSession:
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
     ) -> None:
-        """Train from where it stands to the last of the experiment's epochs, validating after each.
+        """Train from the current position to the last epoch, validating after each epoch.
 
-        To Keras an epoch that had been begun is a fit of its own.
+        The rest of an interrupted epoch is trained by a separate call of Keras's `fit`.
 
         Args:
-            callbacks: the strategy's own.
-            exchange: which those that outlive a rank begin anew; None: training ends with it.
+            callbacks: Keras callbacks of the strategy.
+            exchange: Gradient exchange that the surviving ranks set up again after a rank failure;
+                None: a failure ends training.
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange)
-            assert self._kept is not None  # as who has an exchange has said before
-            build(self._kept)
+            assert self._training_state is not None  # for the type checker: set by `keeps`
+            build(self._training_state)
             callbacks = [self.recovery, *callbacks]
-        elif self.comeback is not None:  # it ends: messages are on their way between steps
-            self.comeback.is_off, self.comeback = True, None
+        elif (
+            self.peer_recovery is not None
+        ):  # recovery is impossible, because messages cross step boundaries
+            self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
     def outlive(self, work: Callable[[], T]) -> T:
-        """Do something, and again with the ranks that live when others are gone."""
+        """Call `work`; after each rank failure, call it again with the surviving ranks."""
         while True:
             try:
                 return work()
             except Exception:
-                died = isinstance(self.communicator.patience.trouble, RankDied)
+                died = isinstance(self.communicator.wait_policy.first_error, RankDied)
                 if self.recovery is None or not died:
                     raise
             self.recovery.recover()
-            if self.keeping is not None:  # it has gone on from what it began with
-                self.keeping = self.keeping._replace(resume=None)
+            if (
+                self.checkpoint_context is not None
+            ):  # the initial checkpoint has been restored already
+                self.checkpoint_context = self.checkpoint_context._replace(resume=None)
 
     def state(self) -> list[keras.Variable]:
-        """All that replicas share: variables of the model and of its optimizers."""
-        assert self._kept is not None
-        slots = [v for optimizer, _ in self._kept.optimizers for v in optimizer.variables]
-        return [*self._kept.variables, *slots]
+        """Return the variables of the model and its optimizers, which are equal on all replicas."""
+        assert self._training_state is not None
+        slots = [v for optimizer, _ in self._training_state.optimizers for v in optimizer.variables]
+        return [*self._training_state.variables, *slots]
 
     def _fit_from_here(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         self.model.stop_training = False
         with self._keepers() as keepers:
             stop = StopTogether(self.communicator, self.progress.taken)
-            everyone = [*callbacks, *self._checks(), *self.callbacks, self.progress, stop, *keepers]
+            callback_list = [
+                *callbacks,
+                *self._batch_checks(),
+                *self.callbacks,
+                self.progress,
+                stop,
+                *keepers,
+            ]
             try:
-                self._fit_all(everyone)
+                self._fit_all(callback_list)
             finally:
-                seam(self.model).clear()
+                hooks_of(self.model).clear()
         if not self.progress.taken:
             raise InvalidInput("dataset has no rows: give data with one sample or more")
 
-    def _fit_all(self, everyone: list[keras.callbacks.Callback]) -> None:
-        if self.progress.metrics:  # what they are is known to Keras after the first step
+    def _fit_all(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        if self.progress.metrics:  # Keras creates the metric states only in the first step
             self.model._symbolic_build(data_batch=self.feed.train.element_spec)
         if self.feed.ends_at(self.progress.position):
-            self._end_epoch(everyone)
+            self._end_epoch(callbacks)
         if self.progress.position.step:
-            self._fit(everyone, self.progress.position.epoch + 1)
+            self._fit(callbacks, self.progress.position.epoch + 1)
         if not self.model.stop_training and self.progress.position.epoch < self.experiment.epochs:
-            self._fit(everyone, self.experiment.epochs)
+            self._fit(callbacks, self.experiment.epochs)
 
     def _fit(self, callbacks: list[keras.callbacks.Callback], epochs: int) -> None:
         at, steps = self.progress.position, self.feed.steps
@@ -210,158 +230,169 @@ class TrainingSession:
             initial_epoch=at.epoch,
             epochs=epochs,
             steps_per_epoch=steps and steps - at.step,
-            shuffle=False,  # the plan has shuffled
+            shuffle=False,  # the plan has shuffled the rows already
             validation_data=self.feed.validation,
             callbacks=callbacks,
             verbose=0,
         )
 
     def _end_epoch(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """What `fit` does behind the last step of an epoch."""
-        told, epoch = (
+        """Validate and call the epoch-end callbacks, as `fit` does after an epoch's last step."""
+        callback_list, epoch = (
             keras.callbacks.CallbackList(callbacks, model=self.model),
             self.progress.position.epoch,
         )
-        told.on_train_begin()
-        told.on_epoch_begin(epoch)
+        callback_list.on_train_begin()
+        callback_list.on_epoch_begin(epoch)
         logs = dict(self.model.get_metrics_result())
         if self.feed.validation is not None:
-            found = self.model.evaluate(
-                self.feed.validation, callbacks=told, return_dict=True, verbose=0
+            metrics = self.model.evaluate(
+                self.feed.validation, callbacks=callback_list, return_dict=True, verbose=0
             )
-            logs |= {f"val_{name}": value for name, value in found.items()}
-        told.on_epoch_end(epoch, logs)
-        told.on_train_end()
+            logs |= {f"val_{name}": value for name, value in metrics.items()}
+        callback_list.on_epoch_end(epoch, logs)
+        callback_list.on_train_end()
 
-    def keeps(self, kept: TrainingState) -> None:
-        """See `labkit.strategies.Session`, as for `once`."""
-        self._kept = kept
+    def keeps(self, state: TrainingState) -> None:
+        """Register the state that checkpoints save, see `labkit.strategies.Session`."""
+        self._training_state = state
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """What was measured, also by the training that this one takes up."""
+        """Return a measurement, which is made once and restored when training resumes."""
         if name not in self.chosen:
             self.chosen[name] = measure()
         return self.chosen[name]
 
-    def keep(self, keeping: CheckpointContext) -> None:
-        """Keep the state of training, and begin with one that was kept."""
-        self.keeping = keeping
-        if keeping.resume is not None and keeping.resume.same:
-            self.chosen = dict(keeping.resume.manifest["chosen"])
+    def set_checkpoints(self, checkpoint_context: CheckpointContext) -> None:
+        """Save checkpoints during training, and start from the context's checkpoint if any."""
+        self.checkpoint_context = checkpoint_context
+        if checkpoint_context.resume is not None and checkpoint_context.resume.same:
+            self.chosen = dict(checkpoint_context.resume.manifest["chosen"])
 
     @contextmanager
     def _keepers(self) -> Iterator[list[keras.callbacks.Callback]]:
-        """What keeps the state, having put back what was kept; nothing where nobody wants it."""
-        wanted = self.keeping is not None or self.comeback is not None
-        if not wanted or self._kept is None or self.recorder is None:
+        """Restore the state, and yield the checkpoint callbacks; yield [] without checkpoints."""
+        is_wanted = self.checkpoint_context is not None or self.peer_recovery is not None
+        if not is_wanted or self._training_state is None or self.recorder is None:
             yield []
             return
-        keeper = self.keeper(self.keeping)
-        beside = self.comeback and self.comeback.beside(keeper, replicas=self.recovery is not None)
+        keeper = self.keeper(self.checkpoint_context)
+        recovery_callback = self.peer_recovery and self.peer_recovery.prepare(
+            keeper, replicas=self.recovery is not None
+        )
         try:
-            yield [keeper, beside] if beside else [keeper]
+            yield [keeper, recovery_callback] if recovery_callback else [keeper]
             keeper.close()
             self.checkpoints = keeper.summary()
         finally:
-            keeper.give_up()
+            keeper.stop_waiting()
 
-    def keeper(self, keeping: CheckpointContext | None = None) -> Keeper:
-        """One that keeps the state, or copies it for others."""
-        assert self._kept is not None
+    def keeper(self, checkpoint_context: CheckpointContext | None = None) -> CheckpointKeeper:
+        """Return a callback that saves the training state, or copies it for other ranks."""
+        assert self._training_state is not None
         assert self.recorder is not None
-        return Keeper(self, keeping or CheckpointContext(None), self._kept, self.recorder)
+        return CheckpointKeeper(
+            self, checkpoint_context or CheckpointContext(None), self._training_state, self.recorder
+        )
 
-    def play(self, played: ProgramStrategy) -> None:
-        """Train by programs, see `labkit.worker.played`."""
+    def play(self, strategy: ProgramStrategy) -> None:
+        """Train by running a program for each worker and server, see `labkit.worker.played`."""
         from labkit.worker.played import play
 
-        self.stage = play(self, played)
+        self.stage = play(self, strategy)
 
-    def elsewhere(
+    def tensorflow_process(
         self,
         name: str,
         config: dict[str, JSON] | None,
         folder: str,
         inside: Sequence[str] = (),
     ) -> Child:
-        """A fresh process with the model in the scope of TensorFlow's own strategy.
+        """Start a child process in which a TensorFlow distribution strategy trains the model.
 
         Args:
-            name: of its task.
-            config: TF_CONFIG; None: one process has all workers.
-            folder: where it may leave what other processes read.
-            inside: words before its command, that say where it runs.
+            name: Name of the child's task, such as "worker 1".
+            config: Value of TF_CONFIG; None: one process runs all workers.
+            folder: Folder for data that other processes read.
+            inside: Command prefix that starts the process elsewhere, such as in a network
+                namespace.
         """
         import cloudpickle
 
         from labkit.frameworks.child import Child
-        from labkit.worker.external_training import Task
+        from labkit.worker.external_training import TrainingTask
 
-        # Metrics have variables: to read them would start TensorFlow before its strategy.
+        # Metrics have variables, so unpickling metrics would start TensorFlow before its strategy.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}
-        task = Task(
+        task = TrainingTask(
             self.experiment,
             self._source.rows(self.communicator),
             self.communicator.rank,
             config,
             self.model.get_weights(),
-            cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),  # none that is watched
+            cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),  # no gradient log
             cloudpickle.dumps(options),
             folder,
         )
-        here = self.experiment.workers if config is None else 1
-        module, threads = "labkit.worker.tensorflow_process", here * self.experiment.threads
+        local_workers = self.experiment.workers if config is None else 1
+        module, threads = (
+            "labkit.worker.tensorflow_process",
+            local_workers * self.experiment.threads,
+        )
         return Child(module, name, task, self.communicator, threads, inside=inside)
 
-    def exported(self, name: str, found: Found, folder: str, inside: Sequence[str] = ()) -> Child:
-        """A fresh process with the model in another framework, in a Python of its own.
+    def exported(
+        self, name: str, installation: Installation, folder: str, inside: Sequence[str] = ()
+    ) -> Child:
+        """Start a child process that trains the model with another framework.
 
         Args:
-            name: of its task.
-            found: the framework.
-            folder: where arrays are exported to; the same on all ranks.
-            inside: words before its command, that say where it runs.
+            name: Name of the child's task, such as "worker 1".
+            installation: Python environment in which the framework is installed.
+            folder: Folder for exported arrays, the same on all ranks.
+            inside: Command prefix that starts the process elsewhere, such as in a network
+                namespace.
         """
         from labkit.frameworks.child import Child
         from labkit.worker.exported import export
 
-        given = (self.experiment, self._source, self.communicator.rank, self.model)
-        told = export(*given, self.optimizer(), self._options.get("loss"), folder)
-        # Whoever has the samples has written them before anybody's process reads.
-        self.communicator.meet("exported arrays")
-        module, threads = f"labkit.frameworks.{found.name}", self.experiment.threads
-        return Child(module, name, told, self.communicator, threads, found.python, inside)
+        arguments = (self.experiment, self._source, self.communicator.rank, self.model)
+        task = export(*arguments, self.optimizer(), self._options.get("loss"), folder)
+        # Rank 0 must write the samples before any process reads them.
+        self.communicator.barrier("exported arrays")
+        module, threads = f"labkit.frameworks.{installation.name}", self.experiment.threads
+        return Child(module, name, task, self.communicator, threads, installation.python, inside)
 
     def batches(self) -> Batches:
-        """Each worker's batches, by its number and theirs."""
+        """Return a function (worker, batch number) that returns the worker's training batch."""
         return self._source.batches(self.experiment, sample_rank(self.model))
 
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
-        """Train by the strategy's own steps, see `labkit.strategies.Session`.
+        """Train with the strategy's own step function, see `labkit.strategies.Session`.
 
-        Weights are collected after the last epoch, and after each one where callbacks of the
-        user's own may look at them or nothing else can validate.
+        `collect` gathers the weights of all ranks after the last epoch. It also runs after each
+        epoch if the user's callbacks may read the weights, or if validation needs them.
         """
         early = predict is None or self.experiment.callbacks is not None
 
         def validate() -> dict[str, float]:
             if early:
                 collect()
-            found = self.evaluate() if predict is None else self._evaluate_by(predict)
-            return {f"val_{name}": value for name, value in found.items()}
+            metrics = self.evaluate() if predict is None else self._evaluate_by(predict)
+            return {f"val_{name}": value for name, value in metrics.items()}
 
-        callbacks = [*self._checks(), *self.callbacks]
-        given = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
+        callbacks = [*self._batch_checks(), *self.callbacks]
+        arguments = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
-            self.progress.metrics = []  # an epoch's loss is that of its steps
-            train(*given, keepers, step, validate, self.communicator)
+            self.progress.metrics = []  # the loss of an epoch is the mean over its steps
+            train(*arguments, keepers, step, validate, self.communicator)
         if not early:
             collect()
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the held-out rows by the whole model; empty where there are none."""
+        """Evaluate the whole model on the validation rows; return its metrics, {} without rows."""
         if self.feed.validation is None:
             return {}
         return evaluate(self.model, self.feed.validation, self.communicator, sharded=True)
@@ -373,32 +404,32 @@ class TrainingSession:
 
     @cached_property
     def _held_out(self) -> tf.data.Dataset | None:
-        """Where the ranks of a replica predict the same rows, replicas divide them."""
+        """Validation batches, equal on the ranks of a replica and divided among replicas."""
         return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
 
     def part(self, colour: int) -> Communicator:
-        """The ranks of the same colour, until the session is closed (collective)."""
+        """Return a communicator of the ranks with this colour; `close` frees it (collective)."""
         self._parts.append(self.communicator.split(colour))
         return self._parts[-1]
 
     def close(self) -> None:
-        """Let go of the ranks that trained or read together (collective)."""
+        """Close the communicators of this session (collective)."""
         for part in self._parts:
             part.close()
         if self.readers is not self.communicator:
             self.readers.close()
 
     def exchange(self) -> dict[str, JSON] | None:
-        """How gradients met: algorithm, why, buckets; None where they did not."""
+        """Describe the gradient exchange: algorithm, reason, buckets; None without an exchange."""
         if self.exchanged is not None:
             return self.exchanged
         exchange = getattr(self.model.optimizer, "exchange", None)
         return exchange.describe() if exchange is not None and exchange.buckets else None
 
     def saved(self) -> bytes | None:
-        """The trained model as a .keras file, with a plain optimizer, so that it opens anywhere.
+        """Return the trained model as a .keras file with a plain optimizer, which any Keras opens.
 
-        None for a model that Keras cannot save; the rank's log then says why.
+        The result is None if Keras cannot save the model; the rank's output then gives the reason.
         """
         optimizer = self.optimizer()
         rate = getattr(optimizer, "_learning_rate", None)
@@ -411,7 +442,7 @@ class TrainingSession:
             try:
                 self.model.save(file)
             except (NotImplementedError, TypeError, ValueError) as error:
-                print(f"the trained model is not kept, Keras cannot save it: {error}")
+                print(f"the trained model is not saved, because Keras cannot save it: {error}")
                 return None
             return file.read_bytes()
 
@@ -432,11 +463,12 @@ class TrainingSession:
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    r"""A rate that grows linearly from that of one worker to the scaled one.
+    r"""A learning rate that grows linearly from the rate of one worker to the scaled rate.
 
-    \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\) with factor k over T steps.
+    \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\), where η is the rate of one worker, k the scaling
+    factor, t the step, and T the number of warmup steps.
 
-    Source: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
+    Reference: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
     """
 
     def __init__(self, base: float, factor: float, steps: float) -> None:
@@ -444,53 +476,53 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.base, self.factor, self.steps = base, factor, steps
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate at this step."""
+        """Return the learning rate at a training step."""
         share = keras.ops.minimum(keras.ops.cast(step, keras.config.floatx()) / self.steps, 1.0)
         return self.base * (1.0 + (self.factor - 1.0) * share)
 
     def get_config(self) -> dict[str, float]:
-        """The three numbers."""
+        """Return base, factor and steps."""
         return {"base": self.base, "factor": self.factor, "steps": self.steps}
 
 
 @cache
 def leave_modules() -> None:
-    """Let the collection of garbage pass over what is imported by now; more than half of its time.
+    """Exclude imported modules from garbage collection, which halves the collection time.
 
-    Once a process: what a run leaves behind must be found.
+    This happens once per process, because garbage of later runs must be collected.
     """
     gc.collect()
     gc.freeze()
 
 
 def reset(experiment: Experiment) -> None:
-    """Forget the run before: Keras's graph, float type, policy and random state."""
+    """Reset the state of earlier runs: Keras's graph, float type, dtype policy and random state."""
     leave_modules()
     keras.backend.clear_session()
-    _apply(keras_settings.settings(), own=callable(experiment.model))
+    _apply(keras_settings.settings(), custom_model=callable(experiment.model))
     keras.config.set_floatx("float64" if experiment.precision == "float64" else "float32")
     keras.config.set_dtype_policy(experiment.precision)
     keras.utils.set_random_seed(experiment.seed)
 
 
 def restore() -> None:
-    """Leave Keras as a new process has it: a user's cell may be next in this engine."""
+    """Restore the Keras settings of a new process, because a user's cell may run here next."""
     keras.backend.clear_session()
-    found = keras_settings.settings()
-    _apply(found)
-    keras.config.set_floatx(found["floatx"])
-    keras.config.set_dtype_policy(found["floatx"])
+    settings = keras_settings.settings()
+    _apply(settings)
+    keras.config.set_floatx(settings["floatx"])
+    keras.config.set_dtype_policy(settings["floatx"])
 
 
-def _apply(found: Mapping[str, Any], own: bool = True) -> None:
-    """Set what keras.json says; named models expect channels last, whatever it says."""
-    keras.config.set_epsilon(found["epsilon"])
-    channels = found["image_data_format"] if own else "channels_last"
+def _apply(settings: Mapping[str, Any], custom_model: bool = True) -> None:
+    """Apply the settings of keras.json; labkit's named models always use channels_last."""
+    keras.config.set_epsilon(settings["epsilon"])
+    channels = settings["image_data_format"] if custom_model else "channels_last"
     keras.config.set_image_data_format(channels)
 
 
-def build_model(experiment: Experiment, source: Source) -> keras.Model:
-    """The experiment's model, with weights that depend on its seed alone."""
+def build_model(experiment: Experiment, source: DataSource) -> keras.Model:
+    """Build the experiment's model, with weights that depend only on its seed."""
     if callable(experiment.model):
         model = experiment.model()
         if not isinstance(model, keras.Model):
@@ -508,19 +540,22 @@ def build_model(experiment: Experiment, source: Source) -> keras.Model:
 
 
 def sample_rank(model: keras.Model) -> int | None:
-    """Dimensions of one sample of the model's first input; None for a model that does not say."""
+    """Return the number of dimensions of a sample of the first input; None if it is unknown."""
     inputs = getattr(model, "inputs", None)
     return len(keras.tree.flatten(inputs)[0].shape) - 1 if inputs else None
 
 
 def _compile_options(
-    model: keras.Model, experiment: Experiment, source: Source
+    model: keras.Model, experiment: Experiment, source: DataSource
 ) -> dict[str, CompileOption]:
     options: dict[str, CompileOption] = {}
     if model.compiled:
-        # As given, not as serialized: functions of the user's own are not registered with Keras.
-        given = model._compile_config.config
-        options = {k: v for k, v in given.items() if k not in ("optimizer", "jit_compile")}
+        # These are the original objects, because custom functions need not be registered with
+        # Keras.
+        compile_arguments = model._compile_config.config
+        options = {
+            k: v for k, v in compile_arguments.items() if k not in ("optimizer", "jit_compile")
+        }
     elif source.shapes is not None:
         task = source.shapes.task
         options = {"loss": models.task_loss(task), "metrics": models.task_metrics(task)}
@@ -529,16 +564,17 @@ def _compile_options(
     if experiment.metrics is not None:
         options["metrics"] = list(experiment.metrics)
     if options.get("loss") is None:
-        raise InvalidInput("no loss: give loss='…' or return a compiled model")
+        raise InvalidInput("the experiment has no loss: give loss='…' or return a compiled model")
     return options
 
 
 def _optimizer_class(name: str) -> type[keras.optimizers.Optimizer]:
-    """By the names of the module: `keras.optimizers.get` does not know all of them; and LARS."""
-    found: type[keras.optimizers.Optimizer] = {
-        known.lower(): kind for known, kind in (*vars(keras.optimizers).items(), ("LARS", LARS))
+    """Return a class of `keras.optimizers` by its lower-case name, or LARS."""
+    optimizer_class: type[keras.optimizers.Optimizer] = {
+        name_in_module.lower(): kind
+        for name_in_module, kind in (*vars(keras.optimizers).items(), ("LARS", LARS))
     }[name]
-    return found
+    return optimizer_class
 
 
 def _default_rate(optimizer: str) -> float:

@@ -1,4 +1,4 @@
-"""What goes with a call to hosts that may not see the folder of who calls: the modules in it."""
+"""The source files of a caller's modules, which are sent to hosts without the caller's folder."""
 
 from __future__ import annotations
 
@@ -11,74 +11,80 @@ from typing import TypeAlias
 
 from labkit.common import imports
 
-Luggage: TypeAlias = dict[str, bytes]
+SourceBundle: TypeAlias = dict[str, bytes]
 
-OWN = __name__.partition(".")[0]  # a package that is at the same place on all hosts
-FOLDER = "LABKIT_FOLDER"  # names one that an engine on another host may make, and goes with it
+OWN = __name__.partition(".")[0]  # the labkit package, installed on all hosts
+FOLDER = "LABKIT_FOLDER"  # environment variable: temporary folder of a remote engine
 
 
-def pack(modules: str) -> Luggage:
-    """The sources of the modules and packages in folders, by their paths below these; "": none.
+def pack(modules: str) -> SourceBundle:
+    """Return the sources of all modules and packages in some folders, by relative path.
 
-    So a function finds on any host what it imports from beside the notebook, also inside it. Data
-    do not travel: ranks look for them where LABKIT_DATA says, or fetch those that labkit knows.
+    A function can then import modules from the notebook's folder on any host. Data are not sent:
+    ranks read data from LABKIT_DATA, or download labkit's data sets. An empty `modules` gives {}.
     """
-    packed: Luggage = {}
-    for folder in map(Path, reversed(imports.split(modules))):  # the first hides the others
+    packed: SourceBundle = {}
+    for folder in map(
+        Path, reversed(imports.split_folders(modules))
+    ):  # earlier folders take precedence
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
-        # Not all are files that can be read: an editor's locks are links to nowhere.
+        # Unreadable files are skipped, such as lock files of editors, which are dangling links.
         files = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
         packed |= {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
     return packed
 
 
-def enter(folder: str, modules: str, luggage: Luggage | None) -> None:
-    """Go to the folder of who has called, on a rank, and import what that one imports.
+def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> None:
+    """Change a rank's working folder to the caller's folder, and make its modules importable.
 
-    A host without that folder gives the rank one of its own. Modules come from what has travelled,
-    unless those in the host's folder are the same.
+    On a host without the caller's folder, the rank gets a temporary folder. The modules come from
+    the bundle, unless folders on this host contain the same files.
 
     Args:
-        folder: of who has called.
-        modules: the folders that it imports from; "": none.
-        luggage: what has travelled; None: the caller is on this host.
+        folder: Working folder of the caller.
+        modules: Folders from which the caller imports modules; "": none.
+        luggage: Bundle of source files from `pack`; None: the caller is on this host.
     """
-    here = luggage is None
-    if luggage and not _has(imports.split(modules), luggage):
-        modules = _unpacked(modules, luggage)
-    os.chdir(folder if here or os.access(folder, os.R_OK | os.X_OK) else _in_place_of(folder))
-    imports.add(modules)
+    is_local = luggage is None
+    if luggage and not _matches(imports.split_folders(modules), luggage):
+        modules = _unpack(modules, luggage)
+    os.chdir(
+        folder if is_local or os.access(folder, os.R_OK | os.X_OK) else _substitute_folder(folder)
+    )
+    imports.append_folders(modules)
 
 
-def _has(folders: Sequence[str], luggage: Luggage) -> bool:
-    """Whether the first of the folders that has a file of this name has the same, for each."""
+def _matches(folders: Sequence[str], luggage: SourceBundle) -> bool:
+    """Return whether, for each bundled name, the first file found in the folders is equal."""
     try:
-        return all(_first(folders, name).read_bytes() == text for name, text in luggage.items())
+        return all(
+            _first(folders, name).read_bytes() == content for name, content in luggage.items()
+        )
     except OSError:
         return False
 
 
 def _first(folders: Sequence[str], name: str) -> Path:
-    found = [file for folder in folders if (file := Path(folder, name)).exists()]
-    return found[0] if found else Path(folders[0], name)
+    files = [file for folder in folders if (file := Path(folder, name)).exists()]
+    return files[0] if files else Path(folders[0], name)
 
 
-def _unpacked(folder: str, luggage: Luggage) -> str:
-    own = _in_place_of(folder)
-    for name, text in luggage.items():
-        file = own / name
+def _unpack(folder: str, luggage: SourceBundle) -> str:
+    target = _substitute_folder(folder)
+    for name, content in luggage.items():
+        file = target / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text)
-    return str(own)
+        file.write_bytes(content)
+    return str(target)
 
 
 @cache
-def _in_place_of(folder: str) -> Path:
-    return Path(tempfile.mkdtemp(dir=_own()))
+def _substitute_folder(folder: str) -> Path:
+    return Path(tempfile.mkdtemp(dir=_temporary_folder()))
 
 
 @cache
-def _own() -> str:
-    os.mkdir(os.environ[FOLDER], 0o700)  # which fails where somebody else was quicker
+def _temporary_folder() -> str:
+    os.mkdir(os.environ[FOLDER], 0o700)  # raises an error if another user has created the folder
     return os.environ[FOLDER]

@@ -1,4 +1,4 @@
-"""What stands by a training from step to step: faults begin, losses are looked at."""
+"""A callback that injects faults into training steps and checks their losses."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import keras
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Injector
 from labkit.exchange.guard import layer_of
-from labkit.experiment.fault_injection import sends
+from labkit.experiment.fault_injection import sends_every_message
 from labkit.worker.recorder import Recorder
-from labkit.worker.replica_drift import Drift
+from labkit.worker.replica_drift import ReplicaDriftCheck
 from labkit.worker.session import TrainingSession
 
 
-def keep(session: TrainingSession, recorder: Recorder) -> None:
-    """Let faults happen, look at losses, compare replicas, as the experiment asks."""
-    _plant(session)
+def install(session: TrainingSession, recorder: Recorder) -> None:
+    """Set up the fault injection, loss checks and replica checks that an experiment specifies."""
+    _inject_faults(session)
     if session.guard is not None:
         session.guard.loss = lambda: recorder.loss
     session.callbacks.append(StepMonitor(session, recorder))
-    if session.experiment.check_every and session.communicator.size > 1:
-        session.callbacks.append(Drift(session, session.experiment.check_every))
+    if session.experiment.replica_check_interval and session.communicator.size > 1:
+        session.callbacks.append(
+            ReplicaDriftCheck(session, session.experiment.replica_check_interval)
+        )
 
 
-def _plant(session: TrainingSession) -> None:
+def _inject_faults(session: TrainingSession) -> None:
     experiment, rank = session.experiment, session.communicator.rank
     if not (faults := experiment.faults):
         return
@@ -35,45 +37,49 @@ def _plant(session: TrainingSession) -> None:
         if not any(fault.names(path) for path in paths):
             layers = ", ".join(dict.fromkeys(map(layer_of, paths)))
             raise InvalidInput(
-                f"{fault!r}: no layer {fault.layer!r} is trained; there are {layers}"
+                f"{fault!r}: no layer {fault.layer!r} is trained; trained layers: {layers}"
             )
-    given = experiment.seed, sends(experiment)
+    arguments = experiment.seed, sends_every_message(experiment)
     if experiment.clock == "virtual":
-        who = {fault.rank for fault in faults}
-        session.injectors = {w: Injector(faults, w, *given, real=False) for w in who}
+        ranks = {fault.rank for fault in faults}
+        session.injectors = {w: Injector(faults, w, *arguments, real=False) for w in ranks}
         return
-    session.injectors = {rank: Injector(faults, rank, *given)}
-    session.communicator.plant(session.injectors[rank])
+    session.injectors = {rank: Injector(faults, rank, *arguments)}
+    session.communicator.inject_faults(session.injectors[rank])
 
 
 class StepMonitor(keras.callbacks.Callback):
-    """Tells those who plant faults, and those who look for them, which step it is.
+    """A callback that announces the number of each step to the fault injector and the guard.
 
-    A loss that is bad while gradients are not is noticed at the end of its step.
+    After a step, the monitor also reports a NaN or infinite loss if all gradients were finite.
     """
 
     def __init__(self, session: TrainingSession, recorder: Recorder) -> None:
         super().__init__()
         self._guard, self._recorder = session.guard, recorder
         self._injector = session.injectors.get(session.communicator.rank)
-        # A scaled loss overflows now and then, and is taken care of.
+        # With mixed_float16, overflows of the scaled loss are normal, and Keras handles them.
         self._looks = session.experiment.precision != "mixed_float16"
-        self._known = False  # whether this rank knows its losses
+        self._known = False  # whether this rank has seen a finite loss
         self._progress, self._step = session.progress, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A step begins."""
+        """Announce the step to the guard and to the fault injector."""
         self._step = self._progress.taken
         if self._guard is not None:
             self._guard.step = self._step
         if self._injector is not None:
-            self._injector.begins(self._step)
+            self._injector.begin_step(self._step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Look at the loss of this rank's rows, if it has some."""
+        """Check the loss of this rank's rows, unless this rank has no rows in the step."""
         row = self._recorder.rows[-1]
-        fine, guard = math.isfinite(row["loss"]), self._guard
-        bad = self._known and not fine and row["samples"] and self._looks
-        self._known = self._known or fine
-        if guard is not None and bad and all(each["step"] < self._step for each in guard.found):
-            guard.note("", 1)
+        is_finite, guard = math.isfinite(row["loss"]), self._guard
+        is_bad = self._known and not is_finite and row["samples"] and self._looks
+        self._known = self._known or is_finite
+        if (
+            guard is not None
+            and is_bad
+            and all(event["step"] < self._step for event in guard.records)
+        ):
+            guard.record("", 1)

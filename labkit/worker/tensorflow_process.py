@@ -1,4 +1,4 @@
-"""A process in which a strategy of TensorFlow's own trains an experiment's model, step by step."""
+"""A process in which a TensorFlow distribution strategy trains an experiment's model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import numpy as np
 from labkit.communicator.clock import WallClock
 from labkit.frameworks.child import serve
 from labkit.strategies import TFDistribute
-from labkit.worker.external_training import Task
+from labkit.worker.external_training import TrainingTask
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    # What `tf.distribute.Strategy.run` hands over or takes: a tensor a replica.
+    # An argument or result of `tf.distribute.Strategy.run` has one tensor per replica.
     Replicated: TypeAlias = "tf.Tensor | tf.distribute.DistributedValues"
 
-AHEAD = 4  # steps that workers may be ahead of the slowest one
+AHEAD = 4  # maximum steps that are scheduled beyond the last result
 
 
-class Training:
-    """A model and an optimizer in the scope of TensorFlow's strategy, and each worker's batches."""
+class TensorFlowTraining:
+    """A model and its optimizer, created in a TensorFlow strategy's scope, with a batch plan."""
 
-    def __init__(self, task: Task, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         import tensorflow as tf
 
         from labkit.experiment.batches import plan_of
@@ -45,39 +45,41 @@ class Training:
         with strategy.scope():
             self.model: keras.Model = build_model(experiment, self.source)
             self.model.set_weights(task.weights)
-            optimizer = cloudpickle.loads(task.optimizer).made()
+            optimizer = cloudpickle.loads(task.optimizer).new()
             self.model.compile(optimizer=optimizer, jit_compile=False, **options)
             self.model.optimizer.build(self.model.trainable_variables)
-        shares = experiment.capacities or (1.0,) * experiment.workers
+        shares = experiment.batch_weights or (1.0,) * experiment.workers
         self.plan = plan_of(experiment, task.rows, tuple(shares), self.source.labels)
         self.compiled = tf.function(self.replicas)
 
     def weights(self) -> list[np.ndarray]:
-        """All of the model's."""
-        found: list[np.ndarray] = self.model.get_weights()
-        return found
+        """Return the current weights of the model as NumPy arrays."""
+        weights: list[np.ndarray] = self.model.get_weights()
+        return weights
 
     def describe(self) -> str:
-        """TensorFlow's class that trains."""
+        """Return the name of the TensorFlow strategy class."""
         kind = type(self.strategy)
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def replicas(self, x: Replicated, y: Replicated, share: Replicated) -> Replicated:
-        """One step of each replica."""
+        """Run one training step on each replica of the TensorFlow strategy."""
         return self.strategy.run(self._train, args=(x, y, share))
 
     def _train(self, x: tf.Tensor, y: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """A replica's step: its loss by its share of the rows; the optimizer sums gradients."""
+        """Train one replica for a step: rows weight the loss, the optimizer sums gradients."""
         import tensorflow as tf
 
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
-            # Keras has divided it by their number, as if all had the same rows.
+            # Keras has divided the loss by the number of replicas, as if each had equally many
+            # rows.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
-        # One gradient a row of an embedding: what sums rows must come before what squares them.
+        # Gradients of embeddings become dense, because an optimizer must sum equal rows before it
+        # squares them.
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
         ]
@@ -85,24 +87,24 @@ class Training:
         return loss
 
 
-class Synchronous(Training):
-    """Each replica takes its part of every batch; TensorFlow sums their gradients."""
+class SynchronousTraining(TensorFlowTraining):
+    """Synchronous training: each replica has a part of a batch; TensorFlow sums the gradients."""
 
-    def __init__(self, task: Task, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         from labkit.worker.session import sample_rank
 
         super().__init__(task, strategy)
         self._batches = self.source.batches(task.experiment, sample_rank(self.model))
 
     def step(self) -> tuple[float, float]:
-        """Train on the next batch; the mean loss of this process's rows, and the step's seconds."""
+        """Train on the next batch; return this process's mean loss, and the step's seconds."""
         import keras
         import tensorflow as tf
 
         sizes = self.plan.sizes(self.number % self.plan.steps_per_epoch)
         dtype = keras.config.floatx()
 
-        def own(part: int) -> Callable[[tf.distribute.InputReplicaContext], tf.Tensor]:
+        def make_value(part: int) -> Callable[[tf.distribute.InputReplicaContext], tf.Tensor]:
             def of(context: tf.distribute.InputReplicaContext) -> tf.Tensor:
                 worker = max(self.rank, context.replica_id_in_sync_group)
                 x, y, _ = self._batches(worker, self.number)
@@ -110,10 +112,10 @@ class Synchronous(Training):
 
             return of
 
-        spread = self.strategy.experimental_distribute_values_from_function
-        given = [spread(own(part)) for part in range(3)]
-        start = self.clock.now()  # as a data set of TensorFlow's has batches ready
-        replicas = self.strategy.experimental_local_results(self.compiled(*given))
+        distribute = self.strategy.experimental_distribute_values_from_function
+        distributed = [distribute(make_value(part)) for part in range(3)]
+        start = self.clock.now()  # the batches are ready, as if prefetched
+        replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
         seconds = self.clock.now() - start
         self.number += 1
@@ -122,14 +124,14 @@ class Synchronous(Training):
         return float(np.sum(losses) / share), seconds
 
 
-class Coordinated(Training):
-    """The coordinator hands steps to whichever worker is free; each reads batches of its own.
+class CoordinatedTraining(TensorFlowTraining):
+    """Asynchronous training: a coordinator schedules steps on free workers.
 
-    Nobody waits for anybody, but that workers are at most `AHEAD` steps ahead of the answers, and
-    that an epoch ends when all its steps are done.
+    Each worker reads separate batches. Workers do not wait for each other, but at most `AHEAD`
+    steps are scheduled beyond the last fetched result. An epoch ends when all its steps are done.
     """
 
-    def __init__(self, task: Task, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         import tensorflow as tf
 
         super().__init__(task, strategy)
@@ -138,41 +140,41 @@ class Coordinated(Training):
         data = self._coordinator.create_per_worker_dataset(self._data(task.folder))
         self._batches = iter(data)
         self._scheduled: deque[list[tf.distribute.coordinator.RemoteValue]] = deque()
-        self._given, self._ended = 0, 0.0
-        self._taken = tf.function(self._one)
+        self._scheduled_steps, self._ended = 0, 0.0
+        self._worker_step = tf.function(self._run_worker_step)
 
     def step(self) -> tuple[float, float]:
-        """As many gradients as there are workers, whoever computes them.
+        """Fetch as many gradients as there are workers, from any workers.
 
         Returns:
-            their mean loss, and the seconds since the step before: workers go on while nobody asks.
+            The mean loss of these gradients, and the seconds since the previous step ended.
         """
         per_epoch = self.plan.steps_per_epoch
         epoch, place = divmod(self.number, per_epoch)
         if place == 0:
             self._ended = self.clock.now()
-        # The first step stands alone, so that nothing of the next ones is counted with it.
+        # The first step is scheduled alone, so its time does not include work of later steps.
         ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
-        while self._given < min(self.number + ahead, end):
-            told = [
-                self._coordinator.schedule(self._taken, args=(self._batches,))
+        while self._scheduled_steps < min(self.number + ahead, end):
+            scheduled = [
+                self._coordinator.schedule(self._worker_step, args=(self._batches,))
                 for _ in range(self._workers)
             ]
-            self._scheduled.append(told)
-            self._given += 1
+            self._scheduled.append(scheduled)
+            self._scheduled_steps += 1
         self.number += 1
-        found = np.array([each.fetch() for each in self._scheduled.popleft()])  # (workers, 2)
+        results = np.array([value.fetch() for value in self._scheduled.popleft()])  # (workers, 2)
         before, self._ended = self._ended, self.clock.now()
-        losses, rows = found.T
+        losses, rows = results.T
         return float(np.sum(losses * rows) / np.sum(rows)), self._ended - before
 
     def weights(self) -> list[np.ndarray]:
-        """Those of the servers, when all that was given to workers is done."""
+        """Return the parameter servers' weights after all scheduled steps have finished."""
         self._coordinator.join()
         return super().weights()
 
-    def _one(self, batches: tf.data.Iterator) -> tf.Tensor:
-        """What a worker does: its next batch, a gradient, an update; its loss and rows."""
+    def _run_worker_step(self, batches: tf.data.Iterator) -> tf.Tensor:
+        """Train one worker on its next batch; return the batch's mean loss and number of rows."""
         import keras
         import tensorflow as tf
 
@@ -183,74 +185,78 @@ class Coordinated(Training):
         return tf.stack([tf.cast(loss, tf.float64), tf.cast(rows, tf.float64)])
 
     def _data(self, folder: str) -> tf.types.experimental.PolymorphicFunction:
-        """What makes a worker's batches, of rows that it reads from a file once."""
+        """Save the samples in a folder; return a function that reads a worker's batches there."""
         import keras
         import tensorflow as tf
 
         arrays = keras.tree.map_structure(tf.constant, self.source.arrays)
         tf.data.Dataset.from_tensors(arrays).save(folder)
-        each = [
+        rows_of_workers = [
             [rows for epoch in range(self._epochs) for rows in self.plan.local(worker, epoch)]
             for worker in range(self._workers)
         ]
-        steps = len(each[0])
-        rows = np.concatenate([part for parts in each for part in parts]).astype(np.int64)
-        ends = np.cumsum([0, *(len(part) for parts in each for part in parts)])
+        steps = len(rows_of_workers[0])
+        rows = np.concatenate([part for parts in rows_of_workers for part in parts]).astype(
+            np.int64
+        )
+        ends = np.cumsum([0, *(len(part) for parts in rows_of_workers for part in parts)])
 
         def batches(_: tf.distribute.InputContext) -> tf.data.Dataset:
             first = tf.distribute.coordinator.experimental_get_current_worker_index() * steps
 
-            def take(number: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+            def gather_batch(number: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
                 at = first + number
-                own = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
-                return keras.tree.map_structure(lambda leaf: tf.gather(leaf, own), whole)
+                batch_rows = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
+                return keras.tree.map_structure(lambda leaf: tf.gather(leaf, batch_rows), whole)
 
-            # Again from the start: who is fast takes more batches than it has.
+            # Batch numbers start again from 0, because a fast worker takes more batches than its
+            # share.
             numbers = tf.data.Dataset.range(steps).repeat()
             whole = tf.data.Dataset.load(folder).cache().repeat()
-            return tf.data.Dataset.zip(numbers, whole).map(take).prefetch(2)
+            return tf.data.Dataset.zip(numbers, whole).map(gather_batch).prefetch(2)
 
         return tf.function(lambda: self.strategy.distribute_datasets_from_function(batches))
 
 
-def strategy_of(asked: TFDistribute, workers: int) -> tf.distribute.Strategy:
-    """TensorFlow's object; called before anything else of TensorFlow has run."""
+def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strategy:
+    """Create the TensorFlow strategy; this must happen before other code runs TensorFlow."""
     import tensorflow as tf
 
     kinds = tf.distribute.experimental
-    if asked.kind == "parameter_server":
-        # A worker that is killed may look like a server that is gone; the rank watches those.
+    if tf_strategy.kind == "parameter_server":
+        # TensorFlow may mistake a killed worker for a failed server, so it must ignore such
+        # failures; the rank watches the servers itself.
         os.environ["TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES"] = str(2**31)
-        found = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        return tf.distribute.ParameterServerStrategy(found)
-    if asked.kind == "multi_worker_mirrored":
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        return tf.distribute.ParameterServerStrategy(resolver)
+    if tf_strategy.kind == "multi_worker_mirrored":
         named = kinds.CommunicationImplementation
-        implementation = named.RING if asked.communication == "ring" else named.AUTO
+        implementation = named.RING if tf_strategy.communication == "ring" else named.AUTO
         options = kinds.CommunicationOptions(implementation=implementation)
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     (cpu,) = tf.config.list_physical_devices("CPU")
-    each = [tf.config.LogicalDeviceConfiguration()] * workers
-    tf.config.set_logical_device_configuration(cpu, each)
+    configurations = [tf.config.LogicalDeviceConfiguration()] * workers
+    tf.config.set_logical_device_configuration(cpu, configurations)
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
-    if asked.kind == "central_storage":
+    if tf_strategy.kind == "central_storage":
         return kinds.CentralStorageStrategy(devices, parameter_device=devices[0])
     sums = {
         "auto": None,
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice(),
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce(),
-    }[asked.cross_device_ops]
+    }[tf_strategy.cross_device_ops]
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
 
 
-def start(task: Task) -> Mapping[str, Callable[..., object]]:
-    """Build, and answer."""
+def start(task: TrainingTask) -> Mapping[str, Callable[..., object]]:
+    """Build the model and optimizer; return the functions that the parent process may call."""
     if task.config is not None:
         os.environ["TF_CONFIG"] = json.dumps(task.config)
-    asked = task.experiment.strategy
-    assert isinstance(asked, TFDistribute)  # for the type checker
-    # Before anything else of TensorFlow runs.
-    strategy = strategy_of(asked, task.experiment.workers)
-    kind = Coordinated if asked.kind == "parameter_server" else Synchronous
+    tf_strategy = task.experiment.strategy
+    assert isinstance(tf_strategy, TFDistribute)  # for the type checker
+    # The strategy must exist before TensorFlow runs anything.
+    strategy = strategy_of(tf_strategy, task.experiment.workers)
+    kind = CoordinatedTraining if tf_strategy.kind == "parameter_server" else SynchronousTraining
     training = kind(task, strategy)
     calls = (training.step, training.weights, training.describe)
     return {call.__name__: call for call in calls}

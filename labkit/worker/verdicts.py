@@ -1,4 +1,4 @@
-"""The cache of the equivalence check: verdicts as files, of which an odd one counts as none."""
+"""The cache of equivalence verdicts: one file per verdict, of which invalid ones are ignored."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ LEAST = {"verdict", "max_abs_difference", "tolerance", "reason"}
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """The verdict of an earlier check; None where there is none, or an odd file (with one line)."""
+    """Return the cached verdict; None if the file is absent, or (with a message) invalid."""
     if not os.path.lexists(path):
         return None
     try:
-        found = read_json(path).get("equivalence")
+        cached = read_json(path).get("equivalence")
     except LabkitError as error:
-        _tell(f"{error}; the check runs again")
+        _warn(f"{error}; the check runs again")
         return None
-    if not (isinstance(found, dict) and set(found) >= LEAST and is_verdict(found)):
-        _tell(f"gates/{path.name} holds no verdict; the check runs again")
+    if not (isinstance(cached, dict) and set(cached) >= LEAST and is_verdict(cached)):
+        _warn(f"gates/{path.name} contains no verdict; the check runs again")
         return None
-    if found["verdict"] not in get_args(get_type_hints(Verdict)["verdict"]):
-        _tell(f"gates/{path.name} holds an unknown verdict; the check runs again")
+    if cached["verdict"] not in get_args(get_type_hints(Verdict)["verdict"]):
+        _warn(f"gates/{path.name} contains an unknown verdict; the check runs again")
         return None
-    return cast(Verdict, found)
+    return cast(Verdict, cached)
 
 
 def write_verdict(path: Path, verdict: Verdict) -> None:
-    """Keep a verdict for runs to come; where that is impossible, say so."""
+    """Write a verdict to the cache for later runs; print a message if writing fails."""
     try:
         write_json(path, {"equivalence": verdict})
     except OSError as error:
-        _tell(f"gates/{path.name} cannot be written, and the next run checks again: {error}")
+        _warn(f"gates/{path.name} cannot be written, so the next run checks again: {error}")
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     print(f"labkit: the cache of the equivalence check: {scrub(text)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Training by programs on the virtual clock, which may be kept between two moments."""
+"""Training by programs on the virtual clock: a simulation with real gradients."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ if TYPE_CHECKING:
     from labkit.strategies import ProgramStrategy
     from labkit.worker.played import ComputeBackend, ProgramSession
 
-TRIALS = 5  # gradients whose median is what one takes on the virtual clock
+TRIALS = 5  # number of measured gradients, whose median time is the virtual compute time
 
 
-class VirtualPlay:
-    """A world on the virtual clock, and the stage on which it computes.
+class SimulatedTraining:
+    """A training by programs in a simulated runtime, with the compute backend of the programs.
 
     Args:
-        session: whose model, data and recorder.
-        played: the strategy.
-        stage: of all its programs.
+        session: Session that provides the model, the data and the recorder.
+        strategy: Strategy that runs as one program per worker and per server.
+        stage: The compute backend of all programs.
     """
 
     def __init__(
-        self, session: ProgramSession, played: ProgramStrategy, stage: ComputeBackend
+        self, session: ProgramSession, strategy: ProgramStrategy, stage: ComputeBackend
     ) -> None:
-        self._session, self._stage, self._played = session, stage, played
+        self._session, self._backend, self._strategy = session, stage, strategy
         experiment, roles = session.experiment, stage.roles
+        virtual = experiment.virtual
+        assert virtual is not None  # for the type checker: see Experiment
         order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for server, worker, step in experiment.order:
+        for server, worker, step in virtual.update_order:
             order[server] += [(member, step) for member in roles.members(worker)]
-        lost = {tuple(roles.members(worker)): moment for worker, moment in experiment.lost}
+        failures = virtual.worker_failures
+        lost = {tuple(roles.members(worker)): moment for worker, moment in failures}
         killed = {fault.rank: fault.step for fault in experiment.faults if fault.kind == "kill"}
-        self._program = partial(played.program, roles)
+        self._program = partial(strategy.program, roles)
         self.world = VirtualRuntime(
             {number: self._program(number) for number in range(len(roles.hosts))},
-            *(roles.hosts, stage, stage.diary, _laws(session, stage)),
+            *(roles.hosts, stage, stage.diary, _timing_model(session, stage)),
             network=Network.parse(experiment.network),
             shapes=stage.replica.shapes,
             seed=experiment.seed,
@@ -57,53 +60,56 @@ class VirtualPlay:
             injectors=session.injectors,
         )
 
-    def play(self, between: Callable[[VirtualPlay], None] | None = None) -> None:
-        """Play to the end.
+    def play(self, between: Callable[[SimulatedTraining], None] | None = None) -> None:
+        """Run the simulation to its end.
 
         Args:
-            between: called between two moments, where it may be kept.
+            between: Function that is called between any two simulated events, for example to save a
+                checkpoint.
 
         Raises:
-            InvalidInput: it shall be kept, and replicas are cut.
+            InvalidInput: `between` is given, but replicas are divided into stages or tiles.
         """
         if between is None:
             self.world.play()
         else:
-            if self._played.replica_cut != 1:
+            if self._strategy.replica_cut != 1:
                 raise InvalidInput(
-                    "replicas that are cut into stages or tiles have activations under way, which "
-                    "are not kept; leave the checkpoint out, or give stages=1 and no grid"
+                    "checkpoints do not support replicas that are divided into stages or tiles, "
+                    "because activations are in flight; remove the checkpoint, or give stages=1 "
+                    "and no grid"
                 )
-            self._keeps()
+            self._declare_shared()
             self.world.play(lambda world: between(self))
-        session, losses = self._session, self._stage.diary.losses
+        session, losses = self._session, self._backend.diary.losses
         if session.exchanged is not None and losses:
             session.exchanged["lost"] = [dict(loss) for loss in losses]
 
-    def keep(self) -> ProgramState:
-        """All of it, as it is between two moments."""
-        return self.world.keep((self._stage.keep(), self._session.exchanged))
+    def save_state(self) -> ProgramState:
+        """Return the complete state of the simulation between two events."""
+        return self.world.keep((self._backend.save_state(), self._session.exchanged))
 
-    def take(self, kept: ProgramState) -> None:
-        """Go on from what was kept of the same experiment."""
-        self._keeps()
-        stage, exchanged = self.world.take(kept, self._program)
-        laws, self._session.exchanged = self.world.times, exchanged
-        assert isinstance(laws, TimingModel)  # for the type checker: see `_laws`
+    def load_state(self, state: ProgramState) -> None:
+        """Restore the state of a simulation of the same experiment."""
+        self._declare_shared()
+        stage, exchanged = self.world.take(state, self._program)
+        timing, self._session.exchanged = self.world.times, exchanged
+        assert isinstance(timing, TimingModel)  # for the type checker: see `_timing_model`
         seconds = exchanged["compute_seconds"] or 0.0, exchanged["update_seconds"]
-        self.world.times = replace(laws, measured=seconds[0], update=seconds[1])
-        self._stage.take(stage)
+        self.world.times = replace(timing, measured=seconds[0], update=seconds[1])
+        self._backend.load_state(stage)
 
-    def _keeps(self) -> None:
-        # Programs refer to these, which are made anew.
-        self.world.keeps({"roles": self._stage.roles, "strategy": self._played})
+    def _declare_shared(self) -> None:
+        # Saved states refer to these objects by name, because a restart creates new ones.
+        self.world.keeps({"roles": self._backend.roles, "strategy": self._strategy})
 
 
-def _laws(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
-    """What things take on the virtual clock; measured here, where the experiment does not say."""
-    experiment = session.experiment
-    compute = experiment.compute or ComputeTime()
-    measures = compute.seconds is None and compute.values is None
+def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
+    """Return the timing model of the virtual clock; missing compute times are measured."""
+    experiment, virtual = session.experiment, session.experiment.virtual
+    assert virtual is not None  # for the type checker: see Experiment
+    compute = virtual.compute_time or ComputeTime()
+    measures = compute.seconds is None and compute.trace is None
     measured = update = 0.0
     if measures:
         first = session.batches()
@@ -116,16 +122,16 @@ def _laws(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
         nothing = np.zeros(shard.part.size, stage.roles.weights.dtype)
         update = _median(session.communicator.clock.now, partial(shard.update, nothing))
     session.exchanged = {"compute_seconds": measured or compute.seconds, "update_seconds": update}
-    later = {(worker, step): seconds for worker, step, seconds in experiment.later}
-    given = compute, experiment.slowed, experiment.seed, measured, update, later
-    return TimingModel(*given, experiment.faults)
+    delays = {(worker, step): seconds for worker, step, seconds in virtual.message_delays}
+    arguments = compute, experiment.slowdowns, experiment.seed, measured, update, delays
+    return TimingModel(*arguments, experiment.faults)
 
 
-def _median(now: Callable[[], float], once: Callable[[], object]) -> float:
-    """Seconds that it takes, after two calls that warm up."""
-    found = []
+def _median(now: Callable[[], float], call: Callable[[], object]) -> float:
+    """Return the median seconds of a call, after two warm-up calls."""
+    seconds = []
     for _ in range(2 + TRIALS):
         start = now()
-        once()
-        found.append(now() - start)
-    return statistics.median(found[2:])
+        call()
+        seconds.append(now() - start)
+    return statistics.median(seconds[2:])

@@ -1,4 +1,4 @@
-"""What each rank does with an experiment."""
+"""The training of one experiment on each rank, and the entry point of an engine process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from labkit.common.canonical_json import JSON
 from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
-from labkit.network.fault import left
+from labkit.network.fault import remaining_faults
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.result import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
-from labkit.records.stream import Writer, sees
+from labkit.records.stream import StreamWriter, is_shared
 from labkit.strategies import Batch, Strategy
-from labkit.worker.remote_stream import Afar
-from labkit.worker.source_bundle import enter
+from labkit.worker.remote_stream import RemoteStream
+from labkit.worker.source_bundle import enter_folder
 
 if TYPE_CHECKING:
     from labkit.exchange import Timeline
@@ -34,18 +34,20 @@ Report: TypeAlias = Callable[[str, list[Record]], None]
 def work(
     communicator: Communicator,
     experiment: Experiment,
-    keeping: CheckpointContext | None = None,
+    checkpoint_context: CheckpointContext | None = None,
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> RankResult:
     """Train one seed of an experiment on this rank.
 
     Args:
-        communicator: the ranks that run it.
-        experiment: what to run; `ranks` equals the communicator's size.
-        keeping: where and how often the state of training is kept, and with which one it begins.
-        report: receives what there is to tell while it goes on, see `labkit.records.stream`.
-        stop_asked: asked on rank 0; True ends training on all ranks after the same step.
+        communicator: Communicator of the ranks that run the experiment.
+        experiment: Experiment to train; its `ranks` equals the communicator's size.
+        checkpoint_context: Folder, frequency and initial checkpoint; None: no checkpoints.
+        report: Function (kind, records) that receives progress records, see
+            `labkit.records.stream`.
+        stop_asked: Function that rank 0 polls; if it returns True, all ranks end training after the
+            same step.
     """
     from labkit.keras import use_one_device
     from labkit.worker.peer_memory_recovery import PeerMemoryRecovery, RestartTraining
@@ -53,48 +55,52 @@ def work(
 
     use_one_device(communicator)
     goes_on = experiment.strategy.resumable and not experiment.plays
-    if experiment.clock == "wall" and experiment.slow:
-        communicator.be_slow(_slow_ranks(experiment), experiment.seed)
+    if experiment.clock == "wall" and experiment.stragglers:
+        communicator.set_slowdown(_slow_ranks(experiment), experiment.seed)
     communicator.rules.checks = experiment.checksums
-    comeback = PeerMemoryRecovery(communicator, report) if communicator.crew is not None else None
+    peer_recovery = (
+        PeerMemoryRecovery(communicator, report) if communicator.membership is not None else None
+    )
     try:
         while True:
             try:
-                begun = keeping
-                if comeback is not None and comeback.pending:
-                    begun = comeback.gather(keeping)
-                    gone = comeback.faults[-1]["ranks"]
-                    experiment = experiment.replace(faults=left(experiment.faults, gone))
-                return _train(communicator, experiment, begun, report, stop_asked, comeback)
+                begun = checkpoint_context
+                if peer_recovery is not None and peer_recovery.pending:
+                    begun = peer_recovery.admit_spares(checkpoint_context)
+                    failed = peer_recovery.faults[-1]["ranks"]
+                    experiment = experiment.replace(
+                        faults=remaining_faults(experiment.faults, failed)
+                    )
+                return _train(communicator, experiment, begun, report, stop_asked, peer_recovery)
             except RestartTraining:
                 continue
             except Exception:
-                if comeback is None or not comeback.is_possible or not goes_on:
+                if peer_recovery is None or not peer_recovery.is_possible or not goes_on:
                     raise
-                comeback.lose()
+                peer_recovery.continue_without_failed()
     finally:
         restore()
 
 
 def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
-    """Who is slow, by rank: those of the network's links, and all places of slow workers."""
-    workers, slow = experiment.workers, experiment.slowed
-    found = {rank: law for rank, law in slow.items() if rank >= workers}
-    for worker in slow.keys() - found.keys():
-        found |= dict.fromkeys(experiment.strategy.places(worker, workers), slow[worker])
-    return found
+    """Return the slowdown of each slow rank: every rank of a slow worker, and slow extra ranks."""
+    workers, slow = experiment.workers, experiment.slowdowns
+    slowdowns = {rank: slowdown for rank, slowdown in slow.items() if rank >= workers}
+    for worker in slow.keys() - slowdowns.keys():
+        slowdowns |= dict.fromkeys(experiment.strategy.places(worker, workers), slow[worker])
+    return slowdowns
 
 
 def _train(
     communicator: Communicator,
     experiment: Experiment,
-    keeping: CheckpointContext | None,
+    checkpoint_context: CheckpointContext | None,
     report: Report,
     stop_asked: Callable[[], bool],
-    comeback: PeerMemoryRecovery | None = None,
+    peer_recovery: PeerMemoryRecovery | None = None,
 ) -> RankResult:
     from labkit.communicator.clock import offset
-    from labkit.exchange.compression_stats import Microscope
+    from labkit.exchange.compression_stats import CompressionStats
     from labkit.model_parallel import memory
     from labkit.worker import equivalence, step_monitor
     from labkit.worker.feed import read
@@ -107,7 +113,7 @@ def _train(
 
     tell("doing", what="reading data")
     source = read(experiment, communicator)
-    tell("doing", what="at the gate")
+    tell("doing", what="checking equivalence")
     verdict = equivalence.verify(experiment, communicator, source)
     tell("doing", what="building the model")
     session = TrainingSession(experiment, communicator, source)
@@ -116,21 +122,21 @@ def _train(
     recorder.timeline = session.timeline
     session.callbacks.insert(0, recorder)
     session.recorder = recorder
-    session.comeback = comeback
-    if keeping is not None:
-        session.keep(keeping)
+    session.peer_recovery = peer_recovery
+    if checkpoint_context is not None:
+        session.set_checkpoints(checkpoint_context)
     every = experiment.strategy.stats_interval
-    microscope = Microscope(communicator, every) if every else None
+    microscope = CompressionStats(communicator, every) if every else None
     if microscope is not None:
-        session.watchers.append(microscope.look)
-    step_monitor.keep(session, recorder)
+        session.watchers.append(microscope.observe)
+    step_monitor.install(session, recorder)
     memory.reset_peak()
     offsets = [offset(communicator.clock, communicator.allgather)]
     tell("doing", what="training")
     try:
         experiment.strategy.train(session)
     except Exception:
-        recorder.say()  # how far this rank had come
+        recorder.say()  # reports this rank's rows up to the failure
         raise
     measure = partial(offset, communicator.clock, communicator.allgather)
     offsets.append(session.outlive(measure))
@@ -138,22 +144,22 @@ def _train(
     if microscope is not None:
         for step, figures in microscope.by_step().items():
             recorder.rows[step - recorder.begin] |= figures
-    kept, peak = session.memory or _memory(session), memory.peak()
+    memory_by_kind, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.outlive(session.evaluate)
-    exchange = session.exchange()  # which saving the model forgets
-    whole = session.outlive(partial(_whole, session, verdict, evaluation, exchange, comeback))
+    exchange = session.exchange()  # read now, because `session.saved` drops the exchange
+    whole = session.outlive(partial(_whole, session, verdict, evaluation, exchange, peer_recovery))
     return RankResult(
         rows=recorder.rows,
-        memory=kept,
+        memory=memory_by_kind,
         peak=peak,
         stopped=recorder.stopped,
         timeline=_events(recorder.timeline),
         offsets=offsets if communicator.size > 1 else [],
-        microscope=microscope.rows if microscope is not None else [],
+        compression_stats=microscope.rows if microscope is not None else [],
         layers=session.layers,
-        bad_numbers=session.guard.found if session.guard is not None else [],
-        interleaving=session.interleaving,
+        nonfinite=session.guard.records if session.guard is not None else [],
+        update_log=session.interleaving,
         whole=whole,
     )
 
@@ -163,14 +169,14 @@ def _whole(
     verdict: Verdict,
     evaluation: dict[str, float],
     exchange: dict[str, JSON] | None,
-    comeback: PeerMemoryRecovery | None,
+    peer_recovery: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
-    """What the first rank says of all; the others see that nobody has died over it."""
+    """Return the run's results on the first rank, None on others; wait for the end of all ranks."""
     from labkit.records import environment
 
     communicator, recovery = session.communicator, session.recovery
     whole = None
-    # Where training may outlive a rank, so does what is handed over: two have it.
+    # If training may survive a failure, a second rank also returns the results.
     if communicator.rank < (1 if recovery is None else 2):
         assert session.recorder is not None
         whole = WholeResult(
@@ -182,18 +188,18 @@ def _whole(
             partition=session.partition or None,
             checkpoints=session.checkpoints,
             faults=[
-                *(comeback.faults if comeback is not None else []),
+                *(peer_recovery.faults if peer_recovery is not None else []),
                 *(recovery.faults if recovery is not None else []),
             ],
-            stretches=recovery.stretches if recovery is not None else [],
-            model=session.saved(),  # last: it compiles the model anew
+            membership_history=recovery.stretches if recovery is not None else [],
+            model=session.saved(),  # last, because `saved` compiles the model again
         )
-    communicator.meet("the end of training")
+    communicator.barrier("the end of training")
     return whole
 
 
 def prepare() -> None:
-    """Import what training needs, and collect what that leaves: the first run would wait for it."""
+    """Import the modules of training and collect garbage, so that the first run starts fast."""
     from labkit.worker.session import leave_modules
 
     leave_modules()
@@ -202,14 +208,14 @@ def prepare() -> None:
 def infer(
     communicator: Communicator, file: str | bytes, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
-    """This rank's predictions of the rows x by a model; None where it holds none.
+    """Return this rank's predictions for rows x by a saved model; None if the rank has none.
 
     Args:
-        communicator: the ranks that predict together.
-        file: of the model, as Keras has saved it, or what it holds.
-        strategy: how the model is divided among them.
-        x: an array (rows, …), or a nest of them, the same on all ranks.
-        batch_size: rows that go through the model at a time.
+        communicator: Communicator of the ranks that predict together.
+        file: Saved Keras model, as a path or as bytes.
+        strategy: Strategy that divides the model.
+        x: Array (rows, …), or a nested structure of arrays, the same on all ranks.
+        batch_size: Rows per forward pass.
     """
     from labkit.keras import use_one_device
     from labkit.worker import inference
@@ -223,32 +229,36 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """What a rank keeps that trains the whole model; strategies that cut it say so themselves."""
+    """Return the memory of a rank with a whole model; strategies that divide it report it."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    look = workers == 1 and not experiment.plays  # there, many workers take turns in one process
+    look = workers == 1 and not experiment.plays  # simulated workers share one process's memory
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
 
 def _events(timeline: Timeline | None) -> list[Event]:
-    """What there is to see beside the steps themselves; nothing where ranks exchanged nothing."""
+    """Return the events of a timeline; [] if all its events are of the kind "step"."""
     events = list(timeline.events) if timeline is not None else []
     return events if any(kind != "step" for kind, *_ in events) else []
 
 
 def main(payload: bytes) -> Any:
-    """Entry of an engine: calls a function on the ranks that the task names.
+    """Run a task's function on this rank; this is the entry point of an engine process.
 
-    The task holds `call` (function and arguments, pickled), `ranks`, `spares` (how many of them
-    wait for a place), `limit`, `network`, `folder`, `modules`, `luggage` and `environment`; with
-    `stream`, a folder, and `submitter`, a process, the function also gets `report` and
-    `stop_asked`, see `labkit.records.stream`; `deaths` counts the ranks that were gone before. A
-    failure is written on the board first, so that ranks which wait for this one raise too and every
-    engine stays alive for the next call. Returns what the function does, the ranks that this one
-    has outlived, and its number; None of a spare nobody needed.
+    The task contains `call` (function and arguments, pickled), `ranks`, `spares` (number of spare
+    ranks), `limit` (timeout), `network`, `folder`, `modules`, `luggage` and `environment`. If the
+    task has `stream` (a folder) and `submitter` (a process), the function also gets `report` and
+    `stop_asked`, see `labkit.records.stream`. `deaths` is the number of earlier rank failures.
+
+    A failed rank announces its error on the status table. Waiting ranks then raise an error, and
+    every engine process stays usable.
+
+    Returns:
+        The function's result, the failed ranks, and this rank's number; (None, [], None) on a spare
+        rank that was not needed.
     """
     import cloudpickle
 
@@ -261,32 +271,32 @@ def main(payload: bytes) -> Any:
         return None, [], None
     communicator.deaths = task.get("deaths", 0)
     try:
-        enter(task["folder"], task["modules"], task["luggage"])
+        enter_folder(task["folder"], task["modules"], task["luggage"])
         function, arguments = cloudpickle.loads(task["call"])
         options: dict[str, Callable[..., bool | None]] = {}
         if "stream" in task:
             stream, submitter = Path(task["stream"]), task["submitter"]
-            seen = sees(stream, submitter)
-            own = (
+            shares_folder = is_shared(stream, submitter)
+            member = (
                 communicator.number
-                if communicator.crew is None
-                else communicator.crew.member(communicator.number)
+                if communicator.membership is None
+                else communicator.membership.member(communicator.number)
             )
-            writer = Writer(stream, own, submitter) if seen else Afar()
+            writer = StreamWriter(stream, member, submitter) if shares_folder else RemoteStream()
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         try:
-            communicator.meet("the end of the call")  # also with a rank that failed after its last
-        except RankDied:  # who failed says so itself; engines start anew after a death
-            communicator.dismiss()
+            communicator.barrier("the end of the call")  # detects ranks that failed after the call
+        except RankDied:  # the failed rank reports its failure, and its engine restarts
+            communicator.release_spares()
             return result, communicator.lost, communicator.number
     except BaseException as error:
-        cause = communicator.patience.trouble or error
+        cause = communicator.wait_policy.first_error or error
         communicator.board.fail(f"{type(cause).__name__}: {cause}")
-        communicator.dismiss()
+        communicator.release_spares()
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
-        communicator.dismiss()
-    with suppress(RankDied):  # the result is there, and engines start anew after a death
+        communicator.release_spares()
+    with suppress(RankDied):  # the result is complete; failed engines restart
         communicator.close()
     return result, communicator.lost, communicator.number

@@ -1,4 +1,4 @@
-"""Writes what a rank holds into a checkpoint, beside training."""
+"""A thread that writes the state of a rank into a checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -17,122 +17,124 @@ from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import Piece, file_of, write
+from labkit.records.pieces import TensorBox, rank_file, write
 
-LOOK_EVERY = 0.01  # seconds
-LOOKS = 50  # after so many, whose the run is, which is a file that hosts share
+LOOK_EVERY = 0.01  # seconds between two polls
+LOOKS = 50  # polls between two checks of the run's owner, because a check reads a shared file
 
 
-class Copied(NamedTuple):
-    """What a rank held after a step: pieces, rows of the record, and what else there is to say."""
+class StateCopy(NamedTuple):
+    """A copy of a rank's state after a step: tensors, history rows, details and manifest."""
 
     taken: int
-    pieces: Sequence[Piece]
+    pieces: Sequence[TensorBox]
     rows: Sequence[Mapping[str, float]]
     told: Mapping[str, JSON]
     manifest: Mapping[str, JSON]
 
     @property
-    def everything(self) -> list[Piece]:
-        """The pieces, rows among them."""
+    def all_pieces(self) -> list[TensorBox]:
+        """All tensors to save, including one array per column of the history rows."""
         columns = self.rows[0] if self.rows else ()
         rows = [
-            Piece.alone(f"rows/{name}", np.array([row[name] for row in self.rows]))
+            TensorBox.local(f"rows/{name}", np.array([row[name] for row in self.rows]))
             for name in columns
         ]
         return [*self.pieces, *rows]
 
 
-class Writing:
-    """A thread that writes one rank's file; that of rank 0 waits for all, and seals.
+class CheckpointWriter:
+    """A thread that writes one rank's file; on rank 0, it waits for all files and publishes them.
 
     Args:
-        communicator: the ranks that write.
-        keeping: where, and whose the run is.
+        communicator: Communicator of the ranks that write.
+        checkpoint_context: Folder of checkpoints, and process that owns the run.
 
     Raises:
-        InvalidInput: this host does not see the folder.
+        InvalidInput: This host does not share the run's folder.
     """
 
-    def __init__(self, communicator: Communicator, keeping: CheckpointContext) -> None:
-        self._communicator, self._keeping = communicator, keeping
+    def __init__(self, communicator: Communicator, checkpoint_context: CheckpointContext) -> None:
+        self._communicator, self._context = communicator, checkpoint_context
         self._given_up, self._thread = threading.Event(), threading.Thread()
         self._error: BaseException | None = None
-        if not self.is_ours():
+        if not self.is_owner():
             raise InvalidInput(
-                f"host {socket.gethostname()} does not see the run's folder, where ranks keep "
-                "their state; work in a folder that all hosts share, or without checkpoints"
+                f"host {socket.gethostname()} does not have the run's folder, in which ranks save "
+                "checkpoints; work in a folder that all hosts share, or without checkpoints"
             )
 
-    def is_ours(self) -> bool:
-        """Whether the folder is here, and nobody else has taken up the run."""
-        live, owner = Path(self._keeping.folder).parent / stream.FOLDER, self._keeping.owner
-        return owner is None or stream.sees(live, owner)
+    def is_owner(self) -> bool:
+        """Return whether this host has the folder, and no other process has resumed the run."""
+        live, owner = Path(self._context.folder).parent / stream.FOLDER, self._context.owner
+        return owner is None or stream.is_shared(live, owner)
 
-    def goes_on(self) -> bool:
-        """Whether the last one is still being written."""
+    def is_writing(self) -> bool:
+        """Return whether the last checkpoint is still being written."""
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what the thread met, in the training."""
+        """Raise the error that has ended the thread, if there is one."""
         if self._error is not None:
             raise self._error
 
-    def begin(self, copied: Copied) -> None:
-        """Write it; the last one is written."""
+    def begin(self, copied: StateCopy) -> None:
+        """Start to write a checkpoint; the previous checkpoint must be complete."""
         work = lambda: self._write(copied)  # noqa: E731
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for what is being written."""
-        while self.goes_on():
+        """Wait until the current checkpoint is written."""
+        while self.is_writing():
             self._thread.join(LOOK_EVERY)
-            self._communicator.board.check()  # a rank that has failed writes no more
+            self._communicator.board.raise_failures()  # raises if another rank has failed
         self.check()
 
-    def give_up(self) -> None:
-        """Wait for nobody any more."""
+    def stop_waiting(self) -> None:
+        """Let the thread stop waiting for other ranks' files, after a failure."""
         self._given_up.set()
 
-    def _write(self, copied: Copied) -> None:
+    def _write(self, copied: StateCopy) -> None:
         try:
-            rank, owner = self._communicator.rank, self._keeping.owner or {}
-            # Ranks of an owner that was killed may still write the same step.
+            rank, owner = self._communicator.rank, self._context.owner or {}
+            # The folder's name contains the owner's pid, because ranks of a killed owner may still
+            # write the same step.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
-            folder = Path(self._keeping.folder) / half
-            make_folder(folder, Path(self._keeping.folder).parent)
-            written = write(file_of(folder, rank), copied.everything, copied.told)
+            folder = Path(self._context.folder) / half
+            make_folder(folder, Path(self._context.folder).parent)
+            written = write(rank_file(folder, rank), copied.all_pieces, copied.told)
             store.write_json(_sum(folder, rank), written)
             if rank == 0:
                 self._seal(folder, copied.manifest)
         except BaseException as error:
-            self._error = error  # raised in the training, at its next step
+            self._error = error  # `check` raises this error in the training thread
 
     def _seal(self, folder: Path, manifest: Mapping[str, JSON]) -> None:
         sums = [_sum(folder, rank) for rank in range(self._communicator.size)]
         polls = 0
-        while not all(each.exists() for each in sums):
+        while not all(path.exists() for path in sums):
             polls += 1
-            # Who takes up the run removes halves, this one's files perhaps: they never come then.
-            taken_up = polls % LOOKS == 0 and not self.is_ours()
+            # Another process that resumes the run removes unpublished files, for which this loop
+            # would wait forever.
+            taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return
-        if not self.is_ours():
+        if not self.is_owner():
             return
-        files = {f"{each.stem}.npz": store.read_json(each) for each in sums}
-        for each in sums:
-            each.unlink()
-        checkpoints.seal(folder, {**manifest, "files": files})
-        assert self._keeping.checkpoint is not None
-        checkpoints.forget(folder.parent, self._keeping.checkpoint.keep)
+        files = {f"{path.stem}.npz": store.read_json(path) for path in sums}
+        for path in sums:
+            path.unlink()
+        checkpoints.publish(folder, {**manifest, "files": files})
+        assert self._context.checkpoint is not None
+        checkpoints.remove_old(folder.parent, self._context.checkpoint.max_to_keep)
 
 
 def versions() -> dict[str, JSON]:
-    """Of what a state depends on."""
+    """Return the versions of the packages on which a saved state depends."""
     return {name: importlib.metadata.version(name) for name in ("labkit", "keras", "numpy")}
 
 
 def _sum(folder: Path, rank: int) -> Path:
-    """Where a rank says that its file is whole, until the checkpoint is."""
+    """Return the path of the checksum file, which marks a rank's file as complete."""
     return folder / f"rank{rank}.json"

@@ -40,7 +40,7 @@ import labkit
 def work(communicator):
     import time
     while True:
-        communicator.meet()
+        communicator.barrier()
         if communicator.rank == 0:
             with open("runs/rank0.jsonl", "a") as file:
                 file.write('["step", {}]\\n')

@@ -48,7 +48,7 @@ GOOD = {
     "learning_rate": ["0.1", "1e-3", "uniform(0,1)"],
     "strategy": ["AllReduce", "[{name: Pipeline, schedule: gpipe}]"],
     "widths": ["{}", "{a: [64]}"],
-    "feed": ["shard", "scatter"],
+    "input_mode": ["shard", "scatter"],
 }
 PIPE = "a pipe"
 ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # where a link leads

@@ -111,8 +111,8 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
     layer = {"rank": 0, "layer": "dense", "slices": "outputs", "why": ""}
     return {
         "timeline": [event, event | {"kind": "step", "bucket": -1}],
-        "microscope": [seen | look, seen | look | {"step": 2}],
-        "interleaving": [push | moments],
+        "compression_stats": [seen | look, seen | look | {"step": 2}],
+        "update_log": [push | moments],
         "layers": [layer | sizes],
     }
 

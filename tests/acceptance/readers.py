@@ -63,14 +63,14 @@ def _command(*words: str) -> Reader:
 
 def _runs() -> str:
     """Read all that Python is offered of runs."""
-    from labkit.records.run import frame, key_metrics, load_runs
+    from labkit.records.run import key_metrics, load_runs, to_dataframe
 
     runs = load_runs("runs")
     if GOOD not in [run.name for run in runs]:
         raise AssertionError("the good run is lost")
-    frame(runs)
+    to_dataframe(runs)
     for run in runs:
-        tables = (run.history, run.timeline, run.microscope, run.interleaving, run.layers)
+        tables = (run.history, run.timeline, run.compression_stats, run.update_log, run.layers)
         [len(table) for table in tables]
         key_metrics(run), run.memory, run.environment, run.seeds, run._repr_html_()
     return ""
@@ -113,16 +113,16 @@ def _mlflow() -> str:
 
 
 def _live() -> str:
-    from labkit.records.export.live import Follower
+    from labkit.records.export.live import RunForwarder
     from labkit.records.export.tensorboard import TensorBoardStore
 
     stores = [TensorBoardStore("out/live")]
-    Follower(Path("runs"), Path("runs"), stores, 0.0).look()
+    RunForwarder(Path("runs"), Path("runs"), stores, 0.0).forward()
     return ""
 
 
 def _panel() -> str:
-    from labkit.records.stream import Reader as Stream
+    from labkit.records.stream import StreamReader as Stream
 
     for folder in Path("runs").glob("**/live"):
         Stream(folder).read()
@@ -131,11 +131,11 @@ def _panel() -> str:
 
 def _gallery() -> str:
     from labkit.gallery import write_index, write_page
-    from labkit.gallery.execution import latest
+    from labkit.gallery.notebook_runs import latest_result
     from labkit.jobs.notebook import JobResult
 
     notebook, job = Path("n.ipynb"), Path("runs/job")
-    latest(notebook, Path("site"))
+    latest_result(notebook, Path("site"))
     result = JobResult(job, "completed", None, None)
     write_page(result, Path("out/n.html"))
     write_index([(notebook, result)], Path("out"))
@@ -143,9 +143,9 @@ def _gallery() -> str:
 
 
 def _checkpoint() -> str:
-    from labkit.records.checkpoints import newest
+    from labkit.records.checkpoints import newest_checkpoint
 
-    newest(Path("runs/job/a"), lambda manifest: True)
+    newest_checkpoint(Path("runs/job/a"), lambda manifest: True)
     return ""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from labkit.bench.command import AS_JSON, show_rows
 from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
-from labkit.network import drained
+from labkit.network import finish_times
 from tests.acceptance.flow_sets import FLOW_SETS, FlowSet
 
 SCRIPT = Path(__file__).with_name("simgrid_script.py")
@@ -57,7 +57,7 @@ def _by_simgrid(python: str, each: FlowSet) -> list[float]:
 def _rows(each: FlowSet, simgrid: list[float]) -> list[Row]:
     hops = max(map(len, each.ways))
     ways = np.array([[*way, *[-1] * (hops - len(way))] for way in each.ways])
-    own = drained(ways, each.nbytes, each.start, each.bandwidth).tolist()
+    own = finish_times(ways, each.nbytes, each.start, each.bandwidth).tolist()
     return [
         head("link", f"{each.name}: flow {flow}", "SimGrid", 0)
         | {"by_hand": hand, "labkit": mine, "simgrid": theirs, "error": mine / theirs - 1}

@@ -36,7 +36,7 @@ def test_only_who_outlives_ranks_is_asked_to(monkeypatch: pytest.MonkeyPatch) ->
     assert {"AllReduce ring overlap OneBit", "AllReduce shared_memory sequential"} <= names
     assert not any("priority" in name or "Pipeline" in name for name in names)
     assert not any("shared_memory" in named(each) for each in claimed(apart=True))
-    monkeypatch.setattr(STRATEGIES["Pipeline"], "outlives", True)
+    monkeypatch.setattr(STRATEGIES["Pipeline"], "fault_tolerant", True)
     assert "Pipeline" in {named(each).split()[0] for each in claimed()}
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed_at_a_random_moment_is_outlived_with_an_exact_ledg
 def test_who_goes_on_by_a_copy_or_a_checkpoint_has_a_part_of_its_own() -> None:
     waiting = {type(each.strategy).__name__ for each in resumes.kept() if each.clock == "wall"}
     assert waiting >= {"Pipeline", "TensorParallel", "ParameterServer", "ParameterAveraging"}
-    assert "Peer" not in waiting
+    assert "ExternalFramework" not in waiting
 
 
 @pytest.mark.slow

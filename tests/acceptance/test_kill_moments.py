@@ -34,7 +34,7 @@ def test_phases_are_seen_from_outside(tmp_path: Path) -> None:
     assert sight.phase == "starting"
     with (live / "rank0.jsonl").open("a", buffering=1) as file:
         for kind, record, phase in (
-            ("doing", {"what": "at the gate"}, "at the gate"),
+            ("doing", {"what": "checking equivalence"}, "checking equivalence"),
             ("doing", {"what": "training"}, "first step"),
             ("step", {"rank": 0, "step": 0}, "training"),
             ("doing", {"what": "evaluating"}, "evaluating"),

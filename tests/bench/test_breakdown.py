@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.bench.breakdown import HANDED, rows, taken
+from labkit.bench.breakdown import HANDED, phase_medians, rows
 
 # kind, step, bucket, start, stop: rank 1 packs later, and rank 0 waits for it.
 FIRST = [("pack", 3, 0, 1.0, 1.2), ("communicate", 3, 0, 1.2, 2.0), ("step", 3, 0, 0.0, 2.5)]
@@ -13,14 +13,19 @@ BEFORE = [("pack", 3, 0, 0.0, 0.9), ("communicate", 3, 0, 0.9, 0.95)]
 
 
 def test_lines_are_of_the_rank_for_which_all_wait() -> None:
-    found = taken([BEFORE + FIRST, BEFORE + OTHER], steps=1)
+    found = phase_medians([BEFORE + FIRST, BEFORE + OTHER], steps=1)
     assert found == pytest.approx({"pack": 0.5, "sum": 0.5, "wait": 0.2})
 
 
 def test_lines_add_up_to_what_is_added_and_stand_beside_their_limits() -> None:
     seconds = {"copy": [0.3, 0.4], "raw allreduce": [0.2]}
     found = dict(
-        rows(taken([FIRST, OTHER], 1), seconds, {HANDED: [0.1], "sequential": [1.3]}, "sequential")
+        rows(
+            phase_medians([FIRST, OTHER], 1),
+            seconds,
+            {HANDED: [0.1], "sequential": [1.3]},
+            "sequential",
+        )
     )
     lines = {line: row["median_ms"] for line, row in found.items()}
     parts = ("pack", "sum", "hand over and back", "other")

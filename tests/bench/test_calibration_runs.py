@@ -70,7 +70,9 @@ def test_each_compressor_is_timed_once() -> None:
 
 @pytest.mark.parametrize("wrong", [{"threads": [0]}, {"batches": []}, {"workers": 0}])
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*: give whole numbers from 1 on"):
+    with pytest.raises(
+        InvalidInput, match=f"{next(iter(wrong))}=.*: give whole numbers of 1 or more"
+    ):
         lk.calibrate([lk.Experiment()], **wrong)  # type: ignore[arg-type]
 
 
@@ -81,14 +83,14 @@ def test_the_command_refuses_before_anything_starts() -> None:
     place().unlink(missing_ok=True)
     none = CliRunner().invoke(app, ["calibrate", "--show"])
     assert none.exit_code == 2
-    assert "nothing has been measured on this machine" in none.output
+    assert "nothing was measured on this machine" in none.output
 
 
 @pytest.mark.slow
 def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
     experiment = lk.Experiment(model="mlp", model_options={"widths": [8]}, dataset="digits")
     lines: list[str] = []
-    bench = Bench(cluster, threads=1, workers=2, effort=TINY, told=lines.append)
+    bench = Bench(cluster, threads=1, workers=2, effort=TINY, progress=lines.append)
     found = bench.models([experiment], [8, 32])
     found = merged(found, bench.messages(found.models))
     found = merged(found, bench.codecs([lk.TopK(ratio=0.1)]))
@@ -128,14 +130,14 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
 
     several = [experiment.replace(workers=n, batch_size=16) for n in (1, 2, 3)]
     known = merged(found, bench.ways(several, [8], found))
-    assert lines[-1] == "whole steps of 2 ways, run 2 of 2"
+    assert lines[-1] == "whole steps of 2 experiments, run 2 of 2"
     alone, both = known.ways  # of three ranks, which the bench has not, none
     assert (alone.workers, alone.batch, alone.network) == (1, 8, None)
     assert (both.workers, both.batch, both.network) == (2, 16, LINK)
     assert both.strategy == several[1].strategy.to_json()
     assert all(len(each.runs) == 2 and min(each.runs) > 0 for each in known.ways)
     how = {row.what: row.how for row in sources(known)}
-    assert how["whole steps of AllReduce"].endswith(": 2 of them, 2 runs each")
+    assert how["whole steps of AllReduce"].endswith(": 2 settings, 2 runs each")
     there = several[1].replace(network=LINK).forecast(calibration=known)
     assert there.seconds == pytest.approx(both.seconds.median)
     assert there.sources[-1].how == "measured, on a link with 16 rows (2 runs)"

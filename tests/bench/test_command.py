@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from labkit.bench import exchange
-from labkit.bench.peers import beside
+from labkit.bench.peers import peer_comparison
 from labkit.cli.app import app
 
 
@@ -66,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             return PEER
 
     monkeypatch.setattr(exchange, "measure", measure)
-    monkeypatch.setattr(beside, "Beside", Others)
+    monkeypatch.setattr(peer_comparison, "PeerComparison", Others)
     return calls
 
 
@@ -78,7 +78,7 @@ def test_the_table_has_median_spread_and_the_share_of_recording(asked: list[Any]
     done = bench()
     assert done.exit_code == 0, done.output
     head, *lines = done.output.splitlines()
-    for title in ("case", "what", "median ms", "least", "p90", "added ms", "same weights"):
+    for title in ("case", "what", "median ms", "min ms", "p90 ms", "added ms", "same weights"):
         assert title in head
     overlap = next(line for line in lines if "overlap" in line)
     for cell in (
@@ -100,11 +100,11 @@ def test_options_reach_the_measurement(asked: list[Any]) -> None:
     )
     assert done.exit_code == 0, done.output
     assert asked == [(3, ["cnn", "deep-mlp"], ["overlap", "staggered"], "ring", "1GbE", 2, 999)]
-    assert bench("--where").exit_code == 0
+    assert bench("--breakdown").exit_code == 0
     assert asked[1][-1] is True
 
 
-def test_peers_stand_below_and_those_that_are_absent_are_remarked(
+def test_external_frameworks_stand_below_and_those_that_are_absent_are_remarked(
     asked: list[Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -113,7 +113,7 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
     assert asked[0] == (["ddp", "horovod"], ["cnn"], 2)
     assert asked[2] == ("turn",)
     assert "PyTorch 9" in done.output
-    assert "added by ours : by theirs" in done.output
+    assert "added by labkit / by peer" in done.output
     assert any("2.5 (2.25 to 3.5)" in line and "0.45" in line for line in done.output.splitlines())
     assert "peer horovod: not here" in done.stderr
     written = [json.loads(line) for line in file.read_text().splitlines()]
@@ -132,10 +132,10 @@ def test_peers_stand_below_and_those_that_are_absent_are_remarked(
         (["--schedules", "priority", "--cases", "embedding"], "updates dense layers one by one"),
         (["--algorithm", "gossip"], "algorithm='gossip' is not known; allowed: auto, mpi"),
         (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
-        (["--workers", "1"], "2 workers or more"),
-        (["--repeats", "0"], "1 repeat or more"),
-        (["--where", "--schedules", "overlap"], "--where is about schedule sequential"),
-        (["--where", "--cases", "cnn,embedding"], "'embedding' has rows"),
+        (["--workers", "1"], "give 2 or more workers"),
+        (["--repeats", "0"], "1 or more repeats"),
+        (["--breakdown", "--schedules", "overlap"], "--breakdown needs schedule sequential"),
+        (["--breakdown", "--cases", "cnn,embedding"], "'embedding' has rows"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(
@@ -181,7 +181,10 @@ def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.Mon
             ]
 
     monkeypatch.setattr(exchange, "Cluster", Engines)
-    cases, more = ["cnn", "mlp-1024"], {"repeats": 3, "others": lambda: said.append("others")}
+    cases, more = (
+        ["cnn", "mlp-1024"],
+        {"repeats": 3, "measure_others": lambda: said.append("others")},
+    )
     rows = exchange.measure(2, cases, ["sequential"], **more)
     assert said == 3 * [*cases, "others"]
     of_cnn, of_mlp = (row for row in rows if row["what"] == "sequential")

@@ -15,7 +15,7 @@ from labkit.cli.app import app
 def test_a_notebook_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "start", "--notebook", str(tmp_path / "none.ipynb")])
     assert done.exit_code != 0
-    assert "no such file" in done.output
+    assert "does not exist" in done.output
 
 
 def test_kinds_take_turns_and_are_told_as_they_come(

@@ -18,13 +18,13 @@ from labkit.strategies import TF_KINDS
 def run(monkeypatch: pytest.MonkeyPatch, apart: float, *arguments: str) -> Result:
     """The command, with ranks that find weights so far apart."""
 
-    def hold(*_: Any, **__: Any) -> list[frameworks.Held]:
-        return [frameworks.Held([0.2, 0.1, 0.1], 8.0, apart, {})]
+    def hold(*_: Any, **__: Any) -> list[frameworks.Comparison]:
+        return [frameworks.Comparison([0.2, 0.1, 0.1], 8.0, apart, {})]
 
     ranks = nullcontext(type("Ranks", (), {"call": staticmethod(hold)}))
     monkeypatch.setattr(frameworks, "Cluster", lambda **_: ranks)
     # Elsewhere than in CI it takes root and iproute2 to make one.
-    monkeypatch.setattr("labkit.strategies.external_process.require_means", lambda: None)
+    monkeypatch.setattr("labkit.strategies.external_process.require_tools", lambda: None)
     return CliRunner().invoke(app, ["bench", "tf", *arguments])
 
 
@@ -33,7 +33,7 @@ def test_over_a_network_the_kinds_of_one_process_are_left_out(
 ) -> None:
     result = run(monkeypatch, 0.0, "--network", "100Mb", "--cases", "mlp")
     assert result.exit_code == 0, result.output
-    assert "left out: mirrored, central_storage, of one process each" in result.output
+    assert "left out: mirrored, central_storage, because one process" in result.output
     kept = [line for line in result.output.splitlines() if line.startswith("mlp")]
     assert len(kept) == 4
     assert frameworks.kinds_on(None) == [*TF_KINDS]
@@ -47,10 +47,10 @@ def test_weights_that_are_apart_are_an_error(monkeypatch: pytest.MonkeyPatch, ap
     said = f"{result.output}{result.exception}"
     assert "NO" in said
     assert isinstance(result.exception, LabkitError | SystemExit)
-    assert "failed: more than 1e-12 from one process's weights: mirrored on mlp sgd" in said
+    assert "weights differ by more than 1e-12 from one process: mirrored on mlp sgd" in said
 
 
 def test_twenty_steps_of_four_kinds_three_models_and_two_optimizers_are_held() -> None:
     asked = frameworks.experiments()
     assert len(asked) == 4 * 3 * 2
-    assert {(each.steps, each.precision) for each in asked} == {(20, "float64")}
+    assert {(each.steps_per_epoch, each.precision) for each in asked} == {(20, "float64")}

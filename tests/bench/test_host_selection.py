@@ -27,11 +27,14 @@ def test_ranks_fill_one_host_after_the_other_or_are_dealt_out() -> None:
 
 @pytest.mark.usefixtures("pretended")
 def test_without_hosts_ranks_of_this_machine_emulate_them_and_it_is_said() -> None:
-    on = HostSelection(workers=4, place="node", bandwidth="100Mb/s")
+    on = HostSelection(workers=4, map_by="node", bandwidth="100Mb/s")
     assert on.network is not None
     assert on.network.hosts == ((0, 2), (1, 3))
     assert 0.9 * 100e6 / 8 < on.network.bandwidth < 100e6 / 8
-    assert "on an emulated network of 2 hosts: none were named, and a testbed needs" in on.said
+    assert (
+        "on an emulated network of 2 hosts: the environment names no hosts, and a testbed needs"
+        in on.description
+    )
 
 
 def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,16 +42,16 @@ def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("LABKIT_NODES", "1")
     on = HostSelection()
     assert on.network is None
-    assert on.said == "4 ranks on the hosts that this notebook was given"
+    assert on.description == "4 ranks on the hosts that the environment names"
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"bandwidth": "fast"}, "bandwidth='fast' is impossible"),
-        ({"nodes": 1}, "nodes=1 for workers=4: give 2 or more"),
+        ({"nodes": 1}, "nodes=1 for workers=4: give from 2 nodes"),
         ({"nodes": 5}, "nodes=5 for workers=4"),
-        ({"place": "rack"}, "place='rack' is not known; allowed: core, node"),
+        ({"map_by": "rack"}, "map_by='rack' is not known; allowed: slot, node"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, object], told: str) -> None:
@@ -58,7 +61,7 @@ def test_what_cannot_be_is_refused(given: dict[str, object], told: str) -> None:
 
 def test_sums_are_held_to_those_of_the_ring() -> None:
     for algorithms in (["mpi", "two_level"], ["ring", "shared_memory"]):
-        with pytest.raises(lk.InvalidInput, match="give 'ring', and others"):
+        with pytest.raises(lk.InvalidInput, match="include 'ring', omit 'shared_memory'"):
             refuse_impossible(algorithms, [4096], 1)
     with pytest.raises(lk.InvalidInput, match="give 4 bytes, 1 repeat"):
         refuse_impossible(["ring"], [], 1)
@@ -66,7 +69,7 @@ def test_sums_are_held_to_those_of_the_ring() -> None:
 
 @pytest.mark.usefixtures("pretended")
 def test_pretended_hosts_are_measured_and_predicted_alike(cluster: lk.Cluster) -> None:
-    on = HostSelection(4, 2, "1Gb/s", "core")
+    on = HostSelection(4, 2, "1Gb/s", "slot")
     rows, network = measure(on, cluster, ["mpi", "ring", "two_level"], [4096], 2)
     assert network is on.network
     assert rows[0]["network"] == "1Gb/s between 2 hosts, emulated"

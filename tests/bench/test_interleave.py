@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit.bench import interleave
-from labkit.bench.interleave import STEPS, WARM, Taken, take
+from labkit.bench.interleave import STEPS, WARM, InterleavedTimes, time_interleaved
 from labkit.bench.peers.meeting import Meeting, measure
 
 
@@ -41,7 +41,9 @@ def test_a_step_lasts_as_long_as_its_slowest_process(tmp_path: Path) -> None:
     assert count == [WARM + 2 * STEPS] * 2
 
 
-def taken(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float], slower: float) -> Taken:
+def taken(
+    monkeypatch: pytest.MonkeyPatch, cost: dict[str, float], slower: float
+) -> InterleavedTimes:
     """What is measured of steps of these seconds on a machine that gets slower, on no real clock.
 
     Args: cost, kind -> its seconds at first; slower, by which share each second slows it down.
@@ -53,7 +55,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float], slower: float
         now[0] += seconds * (1 + slower * now[0])
 
     steps = {kind: (lambda seconds=seconds: step(seconds)) for kind, seconds in cost.items()}
-    return take(steps, lambda: None, lambda own: np.array([own]), repeats=5)
+    return time_interleaved(steps, lambda: None, lambda own: np.array([own]), repeats=5)
 
 
 @pytest.mark.parametrize("local", [0.3, 0.06, 0.01])
@@ -74,7 +76,7 @@ def test_kinds_take_turns_forward_and_backward(monkeypatch: pytest.MonkeyPatch) 
     log: list[str] = []
     monkeypatch.setattr(interleave, "TURN", 1e9)
     steps = {"local": lambda: log.append("l"), "step": lambda: log.append("s")}
-    take(steps, lambda: None, lambda own: np.array([own]), repeats=2)
+    time_interleaved(steps, lambda: None, lambda own: np.array([own]), repeats=2)
     rounds = "".join(log)[2 * WARM + 3 :]
     forth, back = "l" * 10 + "s" * 10, "s" * 10 + "l" * 10
     assert rounds == 2 * (2 * (forth + back) + forth)
@@ -88,6 +90,8 @@ def test_a_call_of_several_steps_counts_by_the_step(monkeypatch: pytest.MonkeyPa
         now[0] += seconds
 
     steps = {"local": lambda: step(1.0), "chain": lambda: step(15.0)}
-    found = take(steps, lambda: None, lambda own: np.array([own]), 2, counts={"chain": 10})
+    found = time_interleaved(
+        steps, lambda: None, lambda own: np.array([own]), 2, counts={"chain": 10}
+    )
     assert found.seconds["chain"] == pytest.approx([1.5, 1.5])
     assert found.added["chain"] == pytest.approx([0.5, 0.5])

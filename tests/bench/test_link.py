@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from labkit.bench import concurrent_flows
 from labkit.bench.link import measure
-from labkit.bench.pair import Pair
+from labkit.bench.pair import RankPair
 from labkit.bench.timing import sweep
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
@@ -40,7 +40,7 @@ def pair():
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with ends[0], ends[1], ThreadPoolExecutor(2) as threads:
-        ranks = [Pair(end, rank) for rank, end in enumerate(ends)]
+        ranks = [RankPair(end, rank) for rank, end in enumerate(ends)]
         yield lambda function: list(threads.map(function, ranks))
 
 
@@ -69,7 +69,7 @@ def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch)
 
 def test_a_kernel_that_refuses_is_quoted_with_what_it_must_have(monkeypatch):
     refused = subprocess.CompletedProcess([], 2, stdout="", stderr="Operation not permitted\n")
-    monkeypatch.setattr(namespaces, "require_means", lambda: None)
+    monkeypatch.setattr(namespaces, "require_tools", lambda: None)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
     with (
         pytest.raises(LabkitError, match=r"netns add .*: Operation not permitted; .* sch_tbf"),
@@ -88,9 +88,9 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
     ("arguments", "message"),
     [
         ({"algorithms": ["ring", "mpi"]}, r"algorithm='mpi' is not known; allowed: .*ring"),
-        ({"sizes": []}, "give sizes from 4"),
-        ({"sizes": [1024, 2]}, "give sizes from 4"),
-        ({"repeats": 0}, "repeats from 1"),
+        ({"sizes": []}, "give sizes of 4 or more"),
+        ({"sizes": [1024, 2]}, "give sizes of 4 or more"),
+        ({"repeats": 0}, "1 or more repeats"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_made(arguments, message):
@@ -135,8 +135,8 @@ def test_a_rank_whose_peer_has_gone_says_so():
     one, other = socket.socketpair()
     with one:
         other.close()
-        with pytest.raises(LabkitError, match="the other rank has closed the connection"):
-            Pair(one, 0).allreduce(np.zeros(2, np.float32), "master_worker")
+        with pytest.raises(LabkitError, match="the other rank closed the connection"):
+            RankPair(one, 0).allreduce(np.zeros(2, np.float32), "master_worker")
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
 @pytest.mark.slow
 def test_control_c_ends_the_ranks_and_removes_the_link(means):
     code = (
-        "from labkit.bench.linked_processes import joined_at\n"
-        "with joined_at(10**8, 'labkit.bench.pair') as ranks:\n"
+        "from labkit.bench.linked_processes import linked_ranks\n"
+        "with linked_ranks(10**8, 'labkit.bench.pair') as ranks:\n"
         "    print(ranks.answer(), flush=True)\n"
         "    ranks.answer()\n"
     )

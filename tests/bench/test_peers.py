@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.bench.peers import beside, processes
-from labkit.bench.peers.beside import Beside, check
+from labkit.bench.peers import peer_comparison, processes
 from labkit.bench.peers.meeting import Meeting, Record, same
+from labkit.bench.peers.peer_comparison import PeerComparison, validate_peers
 from labkit.bench.peers.processes import run
-from labkit.bench.steps import CASES, Case
+from labkit.bench.steps import CASES, ModelCase
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.frameworks import environments, foreign
-from labkit.frameworks.environments import PEERS, Found, find
+from labkit.frameworks.environments import PEERS, Installation, find
 
 
 def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
@@ -32,16 +32,18 @@ def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
         find("gossip")
 
 
-def test_peers_cannot_run_on_an_emulated_network() -> None:
-    check([], "1GbE")
-    check(["ddp"], None)
+def test_external_frameworks_cannot_run_on_an_emulated_network() -> None:
+    validate_peers([], "1GbE")
+    validate_peers(["ddp"], None)
     with pytest.raises(InvalidInput, match="leave out --network"):
-        check(["ddp"], "1GbE")
+        validate_peers(["ddp"], "1GbE")
 
 
 def test_multi_worker_mirrored_is_there_with_tensorflow() -> None:
     there = f"tensorflow {version('tensorflow')}"
-    assert find("multi_worker_mirrored") == Found("multi_worker_mirrored", sys.executable, there)
+    assert find("multi_worker_mirrored") == Installation(
+        "multi_worker_mirrored", sys.executable, there
+    )
 
 
 def test_a_peer_that_is_not_installed_is_a_remark(
@@ -50,7 +52,7 @@ def test_a_peer_that_is_not_installed_is_a_remark(
     monkeypatch.setattr(environments, "versions", lambda _: "")
     monkeypatch.delenv("LABKIT_TORCH_PYTHON", raising=False)
     monkeypatch.setenv("LABKIT_PEERS", str(tmp_path))
-    others = Beside(["ddp"], ["cnn"])
+    others = PeerComparison(["ddp"], ["cnn"])
     others.turn()
     assert (others.rows(), others.remarks) == ([], [str(find("ddp"))])
 
@@ -60,14 +62,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record | str]]:
     """What peers tell turn by turn, of the CNN: a record, or why there is none."""
     turns: dict[str, list[Record | str]] = {}
 
-    def run(peer: Found, *_: object, repeats: int) -> list[Record]:
+    def run(peer: Installation, *_: object, repeats: int) -> list[Record]:
         said = turns[peer.name].pop(0)
         if isinstance(said, str):
             raise LabkitError(said)
         return [said]
 
-    monkeypatch.setattr(beside, "run", run)
-    monkeypatch.setattr(beside, "find", lambda name: Found(name, "python", "9.8"))
+    monkeypatch.setattr(peer_comparison, "run", run)
+    monkeypatch.setattr(peer_comparison, "find", lambda name: Installation(name, "python", "9.8"))
     return turns
 
 
@@ -90,7 +92,7 @@ def test_turns_are_repeats_and_ours_is_held_against_their_median(
     told: dict[str, list[Record | str]],
 ) -> None:
     told["ddp"] = [record(0.005), record(0.002), record(0.006)]
-    others = Beside(["ddp"], ["cnn", "embedding"])
+    others = PeerComparison(["ddp"], ["cnn", "embedding"])
     for _ in range(3):
         others.turn()
     local, step, raw = others.rows(OWN)
@@ -109,7 +111,7 @@ def test_a_peer_whose_weights_are_not_equal_has_no_speed_and_one_that_fails_is_n
 ) -> None:
     told["ddp"] = [record(0.005), record(0.002, same_weights=False)]
     told["horovod"] = ["horovod ended early"]
-    others = Beside(["ddp", "horovod"], ["cnn"])
+    others = PeerComparison(["ddp", "horovod"], ["cnn"])
     for _ in range(2):
         others.turn()
     local, step, _ = others.rows(OWN)
@@ -119,7 +121,7 @@ def test_a_peer_whose_weights_are_not_equal_has_no_speed_and_one_that_fails_is_n
     assert "ours_to_theirs" not in step
     assert others.remarks == [
         "horovod ended early",
-        "ddp: weights were not equal among ranks after steps of cnn, so that no speed is shown",
+        "ddp: ranks have unequal weights after steps of cnn, so it has no times",
     ]
 
 
@@ -128,7 +130,7 @@ def test_without_a_cost_of_ours_nothing_is_held_against_theirs(
     told: dict[str, list[Record | str]], own: list[Row]
 ) -> None:
     told["ddp"] = [record(0.005)]
-    others = Beside(["ddp"], ["cnn"])
+    others = PeerComparison(["ddp"], ["cnn"])
     others.turn()
     assert not any("ours_to_theirs" in row for row in others.rows(own))
 
@@ -161,21 +163,21 @@ def test_whoever_waits_in_vain_is_told(
     pair: list[Meeting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labkit.bench.peers.meeting.LIMIT", 0.1)
-    with pytest.raises(TimeoutError, match="rank 0 has waited"):
-        pair[0].meet()
+    with pytest.raises(TimeoutError, match="rank 0 waited"):
+        pair[0].barrier()
 
 
 # --- processes -----------------------------------------------------------------------------------
 
 
-def fake(tmp_path: Path, body: str) -> Found:
+def fake(tmp_path: Path, body: str) -> Installation:
     """A "Python" that runs this instead of the peer's script; argv[1] is the task."""
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(body))
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$3"\n')
     python.chmod(0o755)
-    return Found("ddp", str(python), "9.8")
+    return Installation("ddp", str(python), "9.8")
 
 
 def test_each_process_gets_its_rank_and_one_thread(tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
-def test_all_frameworks_start_from_the_same_arrays(case: Case) -> None:
+def test_all_frameworks_start_from_the_same_arrays(case: ModelCase) -> None:
     arrays = case.arrays()
     assert sum(array.size for array in arrays) == case.parameters
     assert all(array.dtype == np.float32 for array in arrays)
@@ -270,7 +272,7 @@ def test_all_frameworks_start_from_the_same_arrays(case: Case) -> None:
 
 
 def installed(name: str) -> bool:
-    return isinstance(find(name), Found)
+    return isinstance(find(name), Installation)
 
 
 @pytest.mark.slow
@@ -279,7 +281,7 @@ def installed(name: str) -> bool:
 def test_a_peer_that_is_installed_is_measured_and_ends_with_equal_weights(name: str) -> None:
     if not installed(name):
         pytest.skip(str(find(name)))
-    others = Beside([name], ["mlp-1024", "cnn"])
+    others = PeerComparison([name], ["mlp-1024", "cnn"])
     others.turn()
     rows = others.rows()
     assert others.remarks == []

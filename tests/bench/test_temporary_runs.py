@@ -8,23 +8,27 @@ from pathlib import Path
 import pytest
 
 from labkit.bench.temporary_runs import temporary_runs
-from labkit.records.checkpoints import RESUMES
+from labkit.records.checkpoints import RESUME_VARIABLE
 from labkit.records.store import run_directory
 
 
-@pytest.mark.parametrize("names", [(), ("LABKIT_RUNS",), ("LABKIT_RUNS", "LABKIT_JOB", RESUMES)])
+@pytest.mark.parametrize(
+    "names", [(), ("LABKIT_RUNS",), ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)]
+)
 def test_runs_of_its_own_are_none_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("LABKIT_RUNS", "LABKIT_JOB", RESUMES):
+    for name in ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name in names:
         monkeypatch.setenv(name, str(tmp_path / name))
     before = dict(os.environ)
     with temporary_runs() as folder:
         assert run_directory("a").is_relative_to(folder.resolve())
-        assert RESUMES not in os.environ  # else it would be given runs of an earlier attempt
+        assert (
+            RESUME_VARIABLE not in os.environ
+        )  # else it would be given runs of an earlier attempt
         assert ("LABKIT_JOB" in os.environ) == ("LABKIT_JOB" in names)
     assert not folder.exists()
     assert os.environ == before

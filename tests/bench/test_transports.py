@@ -14,7 +14,7 @@ from labkit.bench.timing import Row
 from labkit.bench.transports import command, measuring
 from labkit.bench.transports.predicted import PLACE, predict
 from labkit.bench.transports.starting import hosts_wanted
-from labkit.bench.transports.trained import told
+from labkit.bench.transports.trained import summary
 from labkit.bench.transports.ways import (
     APART,
     GRPC,
@@ -55,7 +55,7 @@ def test_a_transport_that_is_not_known_is_refused_with_those_that_are() -> None:
         measuring.plan(["pigeon"])
     with pytest.raises(InvalidInput, match="rate='1 furlong' is impossible"):
         measuring.plan(rate="1 furlong")
-    with pytest.raises(InvalidInput, match="give 1 at least"):
+    with pytest.raises(InvalidInput, match="give 1 or more"):
         measuring.measure(measuring.plan(places=[SHARED]), [0])
 
 
@@ -63,8 +63,8 @@ def test_a_transport_that_is_not_known_is_refused_with_those_that_are() -> None:
 def test_a_place_that_is_not_asked_for_is_left_out_with_a_sentence() -> None:
     wanted = measuring.plan(["two_sided"], namespaces=False)
     assert APART not in {way.place for way in wanted.ways}
-    assert f"two_sided by {APART}: not asked for" in wanted.left_out
-    with pytest.raises(InvalidInput, match=r"no way is left: .*not asked for"):
+    assert f"two_sided by {APART}: not requested" in wanted.left_out
+    with pytest.raises(InvalidInput, match=r"no transport remains: .*not requested"):
         measuring.plan(places=[APART], namespaces=False)
 
 
@@ -97,18 +97,19 @@ def test_grpc_on_loopback_is_held_against_a_put_within_the_host_and_tcp_against_
     rows = [timed("one_sided", SHARED, 1.0), timed("two_sided", SHARED, 2.5)]
     rows += [timed("one_sided", LOOPBACK, 8.0), timed(GRPC, LOOPBACK, 6.0)]
     assert list(command.ratio_sentences(rows)) == [
-        f"4 MiB, against one_sided by {SHARED}: grpc by {LOOPBACK} takes 6.00 times as long; "
+        f"4 MiB, compared with one_sided by {SHARED}: grpc by {LOOPBACK} takes 6.00 times as long; "
         f"two_sided by {SHARED} takes 2.50 times as long",
-        f"4 MiB, against one_sided by {LOOPBACK}: grpc by {LOOPBACK} takes 0.75 times as long",
+        f"4 MiB, compared with one_sided by {LOOPBACK}: grpc by {LOOPBACK} takes 0.75 times as "
+        "long",
     ]
 
 
 def test_a_target_that_is_not_reached_has_no_time() -> None:
     epochs = [{"seconds": 1.0, "val_accuracy": 0.5}, {"seconds": 2.0, "val_accuracy": 0.8}]
     steps = [9.0] * 10 + [0.001, 0.002, 0.003]  # the first ten are warm-up
-    found = told(steps, epochs, 0.7)
+    found = summary(steps, epochs, 0.7)
     assert (found["median_ms"], found["seconds_to_target"]) == (pytest.approx(2.0), 2.0)
-    assert told(steps, epochs, 0.9)["seconds_to_target"] is None
+    assert summary(steps, epochs, 0.9)["seconds_to_target"] is None
 
 
 def row_of(rows: list[dict[str, Any]], case: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sample_calibrations import calibration, experiment
 
 import labkit as lk
 from labkit.bench.calibration_runs.measure import FULL, QUICK
-from labkit.bench.calibration_runs.ways import asked, measured, step_seconds
+from labkit.bench.calibration_runs.ways import experiments_to_run, measured, step_seconds
 from labkit.cluster import RankError
 from labkit.common.errors import InvalidInput
 from labkit.forecast import WayCost
@@ -36,8 +36,8 @@ class Ranks:
     def run(self, asked: lk.Experiment, show: bool) -> Run:
         if getattr(asked.strategy, "algorithm", "") == self._refused:
             raise RankError("rank 1 has no memory left", 1)
-        assert asked.steps is not None
-        steps, period = asked.steps, self._period or asked.steps
+        assert asked.steps_per_epoch is not None
+        steps, period = asked.steps_per_epoch, self._period or asked.steps_per_epoch
         rows = sample_runs.history(2, asked.epochs, steps)
         rows["seconds"] = np.where((rows["step"] + 1) % period == 0, MEETING, STEP)
         directory = store.new_run_directory(self._folder, "run")
@@ -61,8 +61,10 @@ def test_each_run_has_some_periods_of_its_way(tmp_path: Path, period: Any) -> No
 
 
 def test_a_run_without_two_periods_has_no_typical_step(tmp_path: Path) -> None:
-    short = experiment(steps=30, strategy=lk.ParameterAveraging(period=24), workers=2)
-    with pytest.raises(InvalidInput, match="has no two stretches of 24 steps: train for more"):
+    short = experiment(steps_per_epoch=30, strategy=lk.ParameterAveraging(period=24), workers=2)
+    with pytest.raises(
+        InvalidInput, match="has fewer than two stretches of 24 steps; train for more"
+    ):
         step_seconds(Ranks(tmp_path).run(short, show=False))
 
 
@@ -93,9 +95,10 @@ def test_what_a_notebook_verifies_was_not_calibrated(
     exec(code[0].source, names)
     names |= {"batch": batch, "calibration": str(tmp_path / "known.json")}
     exec(code[1].source, names)
-    verified = names["grown"] if notebook == "scaling" else {"": names["asked"].values()}
+    experiments = {"": names["experiments"].values()} if notebook == "break_even" else None
+    verified = experiments or names["weak_experiments"]
     seen = {(each.workers, each.batch_size) for own in verified.values() for each in own}
-    fields = names["tried"], names["sizes"], QUICK.networks, 2
-    known = asked(*fields, lambda each: {"dataset": each.dataset, "gate": False})
+    fields = names["calibration_experiments"], names["sizes"], QUICK.networks, 2
+    known = experiments_to_run(*fields, lambda each: {"dataset": each.dataset, "verify": False})
     assert {each.workers for each in known} == {1, 2}
     assert not seen & {(each.workers, each.batch_size) for each in known}

@@ -80,7 +80,8 @@ def test_the_tour_runs_and_its_figure_grows_while_ranks_work(
     )
     notebook.wait_until_run()
     assert notebook.troubles() == []
-    for source in ("alone = cluster.run", "together = cluster.run", "lk.compare", "lk.reading"):
+    runs = ("baseline_run = cluster.run", "parallel_run = cluster.run")
+    for source in (*runs, "lk.compare", "lk.summarize"):
         assert notebook.cell(source).locator(".jp-OutputArea-output").count() > 0, source
     assert notebook.cell("lk.table").locator("table").is_visible()
     figure = notebook.cell("lk.compare").locator(".js-plotly-plot")
@@ -129,7 +130,7 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
 ENDLESS = (
     "import labkit as lk\ncluster = lk.Cluster(workers=2, name={name!r})\n"
     "ask = lk.Experiment(workers=2, dataset='digits', model='linear', epochs=8000, network='wan')",
-    "run = cluster.run(ask.replace(gate=False))",
+    "run = cluster.run(ask.replace(verify=False))",
 )
 OWN = re.compile(r"'schema'|^Command '[\w:-]+' not registered")
 # Pixels by which what is drawn is wider than what is seen of the cell's output.
@@ -162,7 +163,9 @@ def test_a_page_that_is_loaded_anew_finds_the_panel_and_stops_the_ranks_while_th
     notebook.reload(".labkit-live")
     wait_until_it_grows(page)
     page.get_by_role("button", name="Stop training").click()
-    assert cluster.live().result().status["cause"].startswith("stopped by the user after ")
+    assert (
+        cluster.last_submitted().result().status["cause"].startswith("stopped by the user after ")
+    )
     said = page.locator(".labkit-live [role=status]", has_text="interrupted")
     said.wait_for(timeout=120_000)
     assert notebook.troubles() == []

@@ -289,7 +289,7 @@ def test_a_run_that_is_chosen_stands_out_in_every_figure(page: Any, written: Pat
     settled(page)
     assert button.get_attribute("aria-pressed") == "true"
     assert [set(keys) for keys in faint(page)[:3]] == [others] * 3
-    assert "stands out" in page.locator("[role=status]").text_content()
+    assert "is highlighted" in page.locator("[role=status]").text_content()
     page.keyboard.press("Escape")
     settled(page)
     assert button.get_attribute("aria-pressed") == "false"
@@ -350,13 +350,11 @@ def test_what_is_typed_means_what_is_shown_also_beside_a_run_that_failed(
         page.locator("#filter").fill(text)
         expect(status).to_contain_text(f"{count} of 7 pass")
         assert rows.count() == count, text
-    expect(status).to_contain_text("no run has tset_accuracy; there are label, ")
+    expect(status).to_contain_text("no run has tset_accuracy; available: label, ")
     page.locator("#filter").fill("state=failed")
     settled(page)
     unseen = page.locator(".unseen").first
-    assert "None of the runs in view is drawn here. This plot has 6 of 7 runs" in (
-        unseen.text_content()
-    )
+    assert "This plot draws none of the visible runs. It has 6 of 7 runs" in (unseen.text_content())
     page.locator("#filter").fill("")
     settled(page)
     assert page.locator(".unseen").count() == 0
@@ -382,7 +380,9 @@ def test_of_very_many_values_some_are_facets_and_dashes_tell_them_apart(
     heads = page.locator(".panel .facet:not(.note)")
     assert heads.count() == 2 * 12
     said = page.locator(".panel .facet.note").all_text_contents()
-    assert said == ["12 of 26 values of learning_rate: a filter brings others here."] * 2
+    assert (
+        said == ["12 of 26 values of learning_rate are shown; filter the runs to see others."] * 2
+    )
     page.locator("#filter").fill("learning_rate>=0.26")
     settled(page)
     assert heads.first.text_content() == "learning_rate 0.26"
@@ -397,7 +397,7 @@ def test_of_very_many_values_some_are_facets_and_dashes_tell_them_apart(
     dashes = "JSON.stringify([...new Set(plot.data.map((t) => t.line && t.line.dash))].sort())"
     assert lone(page, dashes)[0] == '["dash","dashdot","dot","solid"]'
     said = page.locator("[role=status]").text_content()
-    assert said == "26 values of learning_rate: after 24 colours and dashes begin anew."
+    assert said == "26 values of learning_rate: colours and dashes repeat after 24."
 
 
 def test_a_head_sorts_by_number(page: Any, written: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_newer_record_is_no_experiment_of_this_labkit() -> None:
     result = labkit("run", "e.yaml", "--check")
     assert (result.exit_code, result.stderr) == (
         2,
-        "labkit: e.yaml has schema 99; allowed: 1 to 1\n",
+        "labkit: e.yaml has schema 99; allowed: 1 to 2\n",
     )
 
 
@@ -152,7 +152,7 @@ def test_more_ranks_than_memory_is_free_for_start_nothing() -> None:
         result = labkit(*map(str, command))
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1
-        assert "9999 ranks want at least" in result.stderr
+        assert "9999 ranks need at least" in result.stderr
         assert "--force" in result.stderr
         assert not Path("runs").exists()
 
@@ -224,7 +224,7 @@ write_run(Path(os.environ["LABKIT_JOB"]), measured={{"test_accuracy": 0.96}})"""
     result = labkit("run", "writes_a_run.ipynb")
     assert result.exit_code == 0
     head, row, place = result.stdout.splitlines()
-    assert head.split() == ["name", "state", "duration", "accuracy", "samples/s", "gate"]
+    assert head.split() == ["name", "state", "duration", "accuracy", "samples/s", "equivalence"]
     assert row.split()[0] == "mlp-digits-allreduce-w2"
     assert row.split()[-3:] == ["96.00%", "51,200", "passed"]
     assert place == "result: runs/writes_a_run/001"

@@ -24,12 +24,12 @@ def run(measured: Path, *words: str) -> Result:
 
 
 def test_a_table_has_a_row_for_each_number_of_workers(measured: Path) -> None:
-    prices = ("--node-hour", "2", "--ranks-a-node", "8", "--watts", "300")
+    prices = ("--price-per-node-hour", "2", "--ranks-per-node", "8", "--node-watts", "300")
     done = run(measured, "--network", "1GbE", "--workers", "1,8,10000", *prices)
     assert done.exit_code == 0, done.output
     assert [line.split()[0] for line in done.output.splitlines()[2:5]] == ["1", "8", "10,000"]
     assert "simulated on 1GbE" in done.output
-    assert "price" in done.output
+    assert "cost" in done.output
 
 
 def test_all_figures_are_json(measured: Path) -> None:

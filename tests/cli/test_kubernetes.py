@@ -17,12 +17,12 @@ NOTEBOOK = ROOT / "tests" / "notebooks" / "is_swept.ipynb"
 def test_a_job_is_written_with_the_image_that_the_other_command_describes() -> None:
     asked = ["kubernetes", str(NOTEBOOK), "-p", "number", "3"]
     done = CliRunner().invoke(app, asked)
-    assert (done.exit_code, "not run here; kubectl apply -f job.yaml" in done.output) == (0, True)
+    assert (done.exit_code, "to submit it: kubectl apply -f job.yaml" in done.output) == (0, True)
     _, job = yaml.safe_load_all(Path("job.yaml").read_text())
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert worker["image"] == f"labkit:{__version__}"
     built = CliRunner().invoke(app, ["container", "-o", "Image"])
-    assert f"not built here; podman build -t {worker['image']} -f Image ." in built.output
+    assert f"to build it: podman build -t {worker['image']} -f Image ." in built.output
     text = Path("Image").read_text()
     assert "openssh-server" in text
     # What it copies is in the folder of labkit's source.

@@ -88,7 +88,7 @@ def test_a_script_with_cells_is_a_notebook(script: Path) -> None:
     known = parameters.declared(script)
     assert (known["x"].default, known["x"].help) == (2.0, "the number")
     with pytest.raises(InvalidInput, match="x = 'much'"):
-        parameters.check(script, {"x": "much"})
+        parameters.validate_values(script, {"x": "much"})
 
 
 @pytest.mark.heavy  # a job's process
@@ -119,7 +119,7 @@ def test_a_notebook_without_runs_has_a_report(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     page = Path("alone.html").read_text()
     assert "it says 42" in page
-    assert "Make it again" in page
+    assert "Reproduce" in page
     assert "labkit run" in page
     nothing = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert nothing.exit_code == 0  # the job lies below

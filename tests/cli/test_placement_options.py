@@ -54,8 +54,8 @@ def test_what_is_given_is_settled_and_the_rest_stays(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"launcher": "local", "nodes": 2}, "--nodes says nothing of --launcher local"),
-        ({"hosts": "a,b", "slurm": "-p x"}, "--slurm says nothing of --launcher hosts"),
+        ({"launcher": "local", "nodes": 2}, "--nodes has no effect with --launcher local"),
+        ({"hosts": "a,b", "slurm": "-p x"}, "--slurm has no effect with --launcher hosts"),
         ({"agent": "rsh"}, "--agent .* local; give it with --launcher hosts or slurm"),
     ],
 )
@@ -70,7 +70,7 @@ def test_an_option_that_would_have_no_effect_is_refused(
 
 def test_clusters_are_fault_tolerant_that_do_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != TOLERANT})
-    assert not Start.asked(2).fault_tolerant
+    assert not Start.from_options(2).fault_tolerant
     place(**NOTHING, fault_tolerant=True)
-    assert Start.asked(2).fault_tolerant
+    assert Start.from_options(2).fault_tolerant
     assert settled() == {}

@@ -24,12 +24,12 @@ def test_a_network_by_name_is_simulated_beside_its_closed_form():
 
 def test_own_networks_come_from_yaml_or_json(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        "latency: 1e-3\nbandwidth: 4\nhosts: 2\nhost_bandwidth: 2\nslow: {1: 3.0}\n"
+        "latency: 1e-3\nbandwidth: 4\nhosts: 2\nhost_bandwidth: 2\nstragglers: {1: 3.0}\n"
     )
     fields = {"latency": 0, "bandwidth": 1, "sharing": "fifo", "name": "graph"}
     fields["links"] = [[0, 1, 2.0], [1, 0, 1.0]]
     (tmp_path / "mine.json").write_text(json.dumps(fields))
-    hosts = Network(latency=1e-3, bandwidth=4, hosts=2, host_bandwidth=2, slow={1: 3.0})
+    hosts = Network(latency=1e-3, bandwidth=4, hosts=2, host_bandwidth=2, stragglers={1: 3.0})
     for name, size, network in (("mine.yaml", 4, hosts), ("mine.json", 2, Network(**fields))):
         done = run("--workers", str(size), "--network", str(tmp_path / name))
         assert done.exit_code == 0, done.output
@@ -85,4 +85,4 @@ def test_published_figures_stand_beside_ours(tmp_path):
 def test_an_algorithm_or_published_figures(words):
     done = CliRunner().invoke(app, ["simulate", *words])
     assert done.exit_code != 0
-    assert "name an algorithm, or give --published" in done.output
+    assert "give an algorithm, or --published" in done.output

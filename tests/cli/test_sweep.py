@@ -71,12 +71,12 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to sweep over"),
+        ([], "no values to sweep over"),
         (["numbr=1,2"], "has no parameter 'numbr' (did you mean 'number'?)"),
         (["number=1,x"], "number = 'x' is not int"),
-        (["number="], "has no value"),
+        (["number="], "has an empty item"),
         (["number=range(5,1)"], "is empty"),
-        (["number"], "is not name=a,b,c"),
+        (["number"], "is not of the form name=a,b,c"),
         (["workers=1,0"], "workers=0 is impossible"),
         (["number=1,2", "--random", 3], "more than the 2 combinations"),
         (["number=1,2", "--jobs", "many"], "--jobs many is impossible"),
@@ -127,7 +127,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
     child.send_signal(signal.SIGINT)
     code, _, err = ended(child)
     assert code == 130
-    assert "to run it: the same command with --resume" in err
+    assert "to run them: the same command with --resume" in err
     found = statuses()
     assert [status["state"] for status in found.values()] == ["interrupted"] * 2
     for name in found:
@@ -157,7 +157,7 @@ def test_members_that_run_abreast_need_memory_together(monkeypatch: pytest.Monke
     assert labkit(*swept, "--jobs", 1).exit_code == 0
     result = labkit(*swept, "--jobs", 9999)
     assert result.exit_code == 2
-    assert "4000 ranks want at least" in result.stderr
+    assert "4000 ranks need at least" in result.stderr
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() 
 
 def test_members_whose_ranks_nobody_knows_run_alone() -> None:
     result = labkit("sweep", NOTEBOOKS / "says_its_parameters.ipynb", "count=1,2")
-    assert "no parameter `workers`: one member at a time" in result.stderr
+    assert "without a parameter `workers`, members run one at a time" in result.stderr
     [one, other] = statuses(Path("runs/says_its_parameters-sweep")).values()
     assert one["ended"] < other["started"]
 
@@ -273,10 +273,10 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--slurm", "-n1"], "--slurm are words for --launcher slurm: give both"),
+        (["--slurm", "-n1"], "--slurm needs --launcher slurm; give both"),
         (
             ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],
-            "--launcher slurm submits all members at once, and a search asks for one after",
+            "--launcher slurm submits all members at once, but --search chooses members one after",
         ),
     ],
 )

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.live import Live
+from labkit.cluster.run_handle import RunHandle
 from labkit.cluster.run_progress import Outline
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.store import this_process
-from labkit.records.stream import FOLDER, Writer
+from labkit.records.stream import FOLDER, StreamWriter
 
 ROWS = [
     {"rank": rank, "epoch": 0, "step": step, "loss": 2.0 - step, "seconds": 0.5, "samples": 4.0}
@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-class Told(Live):
+class Told(RunHandle):
     """A Live that ends when its test says so."""
 
     def __init__(self, directory: Path, label: str = "mine", epochs: int = 3) -> None:
@@ -29,19 +29,19 @@ class Told(Live):
         store.start(directory, {"workers": 2, "epochs": epochs})
         (directory / FOLDER).mkdir()
         self.over, self.failure = threading.Event(), None
-        self.writers = [Writer(directory / FOLDER, rank, this_process()) for rank in range(2)]
+        self.writers = [StreamWriter(directory / FOLDER, rank, this_process()) for rank in range(2)]
 
     def tell(self, kind: str, *records: dict[str, Any]) -> None:
         """Write, and take in; before the thread is started, which does so itself."""
         for record in records:
             self.writers[int(record.get("rank", 0))].write(kind, [record])
-        self._take(last=True)
+        self._read(last=True)
 
     def _watch(self) -> Iterator[None]:
         while not self.over.wait(0.02):
             yield
 
-    def _keep(self) -> Run:
+    def _finish(self) -> Run:
         if self.failure is not None:
             raise self.failure
         store.interrupt(self.directory, "stopped by the user after 2 steps")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labkit import InvalidInput
-from labkit.cluster.backing import FOLDERS, backing
+from labkit.cluster.backing import FOLDERS, backing_variables
 from labkit.cluster.launch import launch
 from labkit.cluster.lease import Lease
 from labkit.cluster.start import Start
@@ -18,22 +18,22 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has
 
 
 def test_a_folder_with_room_stands_for_a_small_dev_shm(tmp_path: Path) -> None:
-    assert backing(2, [], shared=tmp_path) == {}
-    found = backing(2, [FULL, tmp_path], shared=FULL)
+    assert backing_variables(2, [], shared=tmp_path) == {}
+    found = backing_variables(2, [FULL, tmp_path], shared=FULL)
     assert {found[name] for name in FOLDERS} == {str(tmp_path)}
 
 
 def test_no_room_anywhere_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     told = r"2 ranks share 288 MiB .* /proc has 0 MiB free; give more: mount -o remount,size=2G"
     with pytest.raises(InvalidInput, match=told):
-        backing(2, [], shared=FULL)
+        backing_variables(2, [], shared=FULL)
     with pytest.raises(InvalidInput, match="share 16000256 MiB"):
-        backing(10**6, [FULL, tmp_path], shared=FULL)
+        backing_variables(10**6, [FULL, tmp_path], shared=FULL)
 
 
 def test_what_a_person_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDERS[0], "/somewhere")
-    assert backing(2, [], shared=FULL) == {}
+    assert backing_variables(2, [], shared=FULL) == {}
 
 
 @pytest.mark.heavy  # a process

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.cluster.calls import CallRequest, Calls, RankError
+from labkit.cluster.calls import Calls, PendingCalls, RankError
 
 
 class EngineError(Exception):
@@ -42,10 +42,10 @@ def call(*given: Any, outlives: bool = True, dead: list[int] | None = None) -> C
         how=SimpleNamespace(fault_tolerant=outlives),
         state=lambda: {"dead": dead or [], "pid": 7},
         how_ended=lambda: None,
-        limit=60.0,
+        timeout=60.0,
     )
     found: Calls[str] = Calls.__new__(Calls)
-    CallRequest.__init__(found, cluster, [Answer(each) for each in given])  # type: ignore[misc]
+    PendingCalls.__init__(found, cluster, [Answer(each) for each in given])  # type: ignore[misc]
     found._silent = set()
     return found
 
@@ -57,7 +57,7 @@ def test_the_client_s_word_of_a_dead_engine_ends_no_call_that_outlives_it() -> N
     late = call(("a", [1], 0), GONE, ("c", [1], 2))
     assert late.first_failure() is None
     assert late.dead() == {1}
-    assert late.of_the_living() == {0: "a", 2: "c"}
+    assert late.survivor_results() == {0: "a", 2: "c"}
 
 
 def test_elsewhere_it_is_the_failure() -> None:
@@ -65,9 +65,9 @@ def test_elsewhere_it_is_the_failure() -> None:
 
 
 def test_a_rank_that_answered_before_it_died_counts_and_one_that_did_not_is_missed() -> None:
-    assert call(("a", [], 0), ("b", [], 1), dead=[1]).of_the_living() == {0: "a", 1: "b"}
-    assert call(("a", [], 0), None, dead=[1]).of_the_living() == {0: "a"}
-    assert call(("a", [], 0), None).of_the_living() is None
+    assert call(("a", [], 0), ("b", [], 1), dead=[1]).survivor_results() == {0: "a", 1: "b"}
+    assert call(("a", [], 0), None, dead=[1]).survivor_results() == {0: "a"}
+    assert call(("a", [], 0), None).survivor_results() is None
 
 
 @pytest.mark.parametrize("silent", [{2}, set()])
@@ -81,7 +81,7 @@ def test_a_call_on_engines_in_whose_place_others_are_ends_and_leaves_those_alone
     waiting = call(None, None)
     assert waiting.why_ended() is None
     waiting._cluster.state = lambda: {"dead": [], "pid": 8}  # type: ignore[method-assign,assign]
-    with pytest.raises(RankError, match=r"the engines ended: .* has started them anew"):
+    with pytest.raises(RankError, match=r"the engines ended: .* has restarted them"):
         list(waiting.watch())
     waiting._turn, waiting._closed = SimpleNamespace(release=lambda: None), False  # type: ignore[assign]
     waiting.close()  # by which it would end the engines, if they were its own

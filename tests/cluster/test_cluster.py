@@ -24,7 +24,7 @@ SMALL = {
     "model": "linear",
     "workers": 2,
     "batch_size": 32,
-    "gate": False,
+    "verify": False,
 }
 
 
@@ -111,9 +111,9 @@ def test_an_experiment_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def test_a_cluster_of_the_same_name_and_another_shape_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(InvalidInput, match="is up with workers=4, 5 are asked for"):
+    with pytest.raises(InvalidInput, match="is up with workers=4, not 5"):
         Cluster(workers=5, name=cluster.name)
-    with pytest.raises(InvalidInput, match="is up with threads=1, 2 are asked for"):
+    with pytest.raises(InvalidInput, match="is up with threads=1, not 2"):
         Cluster(workers=2, threads=2, name=cluster.name)
 
 
@@ -136,7 +136,7 @@ def test_while_one_rank_trains_the_others_import_what_training_needs(cluster: Cl
         return "labkit.worker.session" in sys.modules
 
     cluster.call(forget)
-    cluster.run(Experiment(**SMALL | {"workers": 1, "steps": 1}), show=False)
+    cluster.run(Experiment(**SMALL | {"workers": 1, "steps_per_epoch": 1}), show=False)
     assert cluster.call(knows) == [True] * 4
 
 
@@ -166,7 +166,7 @@ def test_a_failing_rank_is_named_its_run_kept_and_the_next_run_works(cluster: Cl
     with pytest.raises(RankError, match="rank 1 failed: ZeroDivisionError: as planned") as caught:
         cluster.run(experiment.replace(callbacks=fails_on_one), show=False)
     assert caught.value.rank == 1
-    assert time.monotonic() - begin < cluster.limit
+    assert time.monotonic() - begin < cluster.timeout
     (failed,) = load_runs("runs")
     assert failed.status["state"] == "failed"
     assert failed.status["rank"] == 1
@@ -200,7 +200,7 @@ def test_a_rank_that_fails_after_the_last_exchange_does_not_hold_the_others(
     begin = time.monotonic()
     with pytest.raises(RankError, match="rank 0 failed: ZeroDivisionError: at the very end"):
         cluster.call(fail)
-    assert time.monotonic() - begin < cluster.limit / 2
+    assert time.monotonic() - begin < cluster.timeout / 2
     assert cluster.call(pid_of) == before
 
 
@@ -322,11 +322,11 @@ def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh
     """Ended from outside, while the ranks wait for each other in a call."""
 
     def wait(communicator: Any, file: str) -> None:
-        communicator.meet()
+        communicator.barrier()
         if communicator.rank == 0:
             Path(file).touch()
         while True:
-            communicator.meet()
+            communicator.barrier()
             time.sleep(0.01)
 
     def ended(pid: int, number: int, name: str) -> RankError:
@@ -359,10 +359,10 @@ def test_the_rank_that_others_wait_for_in_vain_is_to_blame(cluster: Cluster) -> 
     def late(communicator: Any) -> None:
         if communicator.rank == 1:
             time.sleep(6)
-        communicator.meet("roll call")
+        communicator.barrier("roll call")
 
-    with Cluster(workers=4, name=cluster.name, limit=2) as impatient:
-        told = r"rank 1 did not come: .* in roll call: rank 1 is in"
+    with Cluster(workers=4, name=cluster.name, timeout=2) as impatient:
+        told = r"rank 1 did not arrive: .* in roll call: rank 1 is in"
         with pytest.raises(RankError, match=told) as caught:
             impatient.call(late, ranks=2)
     assert caught.value.rank == 1

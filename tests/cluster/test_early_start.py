@@ -20,7 +20,7 @@ STARTS = """
 from labkit.cluster import early_start
 from labkit.cluster.start import Start
 
-with early_start.started(Start(1)):
+with early_start.early_engines(Start(1)):
     print(flush=True)
     input()
 """
@@ -30,7 +30,7 @@ with early_start.started(Start(1)):
 def test_what_is_not_known_or_elsewhere_is_not_started(
     own_runtime: Path, how: Start | None
 ) -> None:
-    with early_start.started(how):
+    with early_start.early_engines(how):
         assert processes(own_runtime) == []
 
 
@@ -43,8 +43,8 @@ def wait_until(folder: Path, *states: str) -> None:
 
 @pytest.mark.slow
 def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) -> None:
-    with early_start.started(Start(1)):
-        wait_until(cluster_name.folder_of(cluster_name.usual_name(Start(1))), "starting", "ready")
+    with early_start.early_engines(Start(1)):
+        wait_until(cluster_name.folder_of(cluster_name.default_name(Start(1))), "starting", "ready")
         with Cluster(workers=1) as cluster:
             assert cluster.state()["warm"]
             assert cluster.call(lambda communicator: communicator.rank) == [0]
@@ -53,8 +53,8 @@ def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) ->
 
 @pytest.mark.slow
 def test_what_nobody_takes_ends_with_who_started_it(own_runtime: Path) -> None:
-    with early_start.started(Start(1)):
-        wait_until(cluster_name.folder_of(cluster_name.usual_name(Start(1))), "ready")
+    with early_start.early_engines(Start(1)):
+        wait_until(cluster_name.folder_of(cluster_name.default_name(Start(1))), "ready")
     assert left_of(own_runtime) == []
 
 

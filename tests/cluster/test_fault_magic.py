@@ -17,7 +17,7 @@ from labkit import Experiment
 from labkit.cluster import fault_magic
 shell = InteractiveShell.instance()
 fault_magic.register()
-shell.user_ns |= {"Experiment": Experiment, "planted": fault_magic.with_planted}
+shell.user_ns |= {"Experiment": Experiment, "planted": fault_magic.with_injected_faults}
 cell = "x = planted(Experiment(workers=3))\\nx.faults[0].kind, x.faults[0].seconds"
 told = shell.run_cell("%%fault rank=2 step=1 kind=pause seconds=0.5\\n" + cell)
 assert told.result == ("pause", 0.5), told
@@ -38,13 +38,13 @@ def test_a_cell_plants_its_fault_and_no_other_cell_has_it() -> None:
 
 def test_an_experiment_keeps_the_faults_that_it_has() -> None:
     own = Fault("nan", rank=0, step=1)
-    with fault_magic.planted(fault_magic.said("kind=kill rank=1 step=3")):
-        found = fault_magic.with_planted(Experiment(workers=2, faults=own))
+    with fault_magic.fault_injected(fault_magic.parse_fault("kind=kill rank=1 step=3")):
+        found = fault_magic.with_injected_faults(Experiment(workers=2, faults=own))
     assert [fault.kind for fault in found.faults] == ["nan", "kill"]
-    assert fault_magic.with_planted(found) is found
+    assert fault_magic.with_injected_faults(found) is found
 
 
 @pytest.mark.parametrize("line", ["", "kill", "rank=1 step=", "rank=x step=1 kind=kill"])
 def test_a_line_that_says_no_fault_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput):
-        fault_magic.said(line)
+        fault_magic.parse_fault(line)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.cluster.calls import Failure, is_gone
+from labkit.cluster.calls import Failure, reports_lost_host
 
-SILENT = "host b with rank 2, 3 has not been heard for 8 s: the link to it, or the host, is gone"
+SILENT = "host b with rank 2, 3 has sent no status for 8 s: the host, or the link to it, has failed"
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ SILENT = "host b with rank 2, 3 has not been heard for 8 s: the link to it, or t
     ],
 )
 def test_who_noticed_and_who_repeats_it_both_say_so(name: str, value: str, gone: bool) -> None:
-    assert is_gone(Failure(name, value, "")) is gone
+    assert reports_lost_host(Failure(name, value, "")) is gone

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from left import left_of
 
-from labkit.cluster.keeper import Engines, Keeper
-from labkit.cluster.processes import SESSIONS, is_gone
+from labkit.cluster.keeper import ClusterKeeper, Engines
+from labkit.cluster.processes import SESSIONS, has_exited
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 
@@ -53,7 +53,7 @@ lock = Lock(folder / "keeper.lock")
 assert lock.acquire()
 # What an earlier keeper's controller has said is nothing of this one's.
 (folder / "controller.log").write_text("Address already in use")
-one = keeper.Keeper(folder, Start(1))
+one = keeper.ClusterKeeper(folder, Start(1))
 try:
     one.start()
     print(len(starts), one.engines)
@@ -70,7 +70,7 @@ finally:
         (1, "unheard", "2 [0]"),
         pytest.param(9, "controller", "is taken, in each of 5", marks=pytest.mark.slow),
         pytest.param(9, "deaf", "failed to start, in each of 5", marks=pytest.mark.slow),
-        pytest.param(9, "unheard", "said nothing, in each of 5", marks=pytest.mark.slow),
+        pytest.param(9, "unheard", "no output, in each of 5", marks=pytest.mark.slow),
     ],
 )
 def test_what_was_unlucky_as_it_started_is_started_anew(
@@ -85,7 +85,7 @@ def test_what_was_unlucky_as_it_started_is_started_anew(
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), Start(8).to_json()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert "nobody waits for the engines any more" in done.stderr
+    assert "no process waits for the engines any more" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keeper.lock", "start.lock"]
 
 
@@ -118,7 +118,7 @@ def test_a_caller_that_is_killed_while_ranks_start_leaves_nothing(
 def test_ranks_that_have_all_died_end_an_mpiexec_that_says_nothing_of_them(
     tmp_path: Path, outlives: bool, code: int, dead: list[int], expected: int | None
 ) -> None:
-    keeper = Keeper(tmp_path, Start(2, fault_tolerant=outlives))
+    keeper = ClusterKeeper(tmp_path, Start(2, fault_tolerant=outlives))
     keeper.dead = dead
     end = keeper._end_of_all(code)
     assert (None if end is None else end.rank) == expected
@@ -127,13 +127,13 @@ def test_ranks_that_have_all_died_end_an_mpiexec_that_says_nothing_of_them(
 def test_sockets_that_cannot_be_looked_at_are_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hidden(keeper: Keeper) -> psutil.Process:
+    def hidden(keeper: ClusterKeeper) -> psutil.Process:
         raise psutil.AccessDenied(1)
 
-    monkeypatch.setattr(Keeper, "_mpiexec", hidden)
-    monkeypatch.setattr(Keeper, "_look", lambda keeper: None)  # it runs
+    monkeypatch.setattr(ClusterKeeper, "_mpiexec", hidden)
+    monkeypatch.setattr(ClusterKeeper, "_check_start", lambda keeper: None)  # it runs
     with pytest.raises(LabkitError, match=r"listens on every interface.*trusted_network=True"):
-        Keeper(tmp_path, Start(2))._confine()
+        ClusterKeeper(tmp_path, Start(2))._confine()
 
 
 # An mpiexec whose ranks outlive one another; as a script of a site it has a child that ends, too.
@@ -144,7 +144,7 @@ def test_a_rank_that_dies_before_all_are_ready_is_seen_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engines, "engine_cmd", ["sleep", "600"])
-    keeper = Keeper(tmp_path, Start(2, fault_tolerant=True))
+    keeper = ClusterKeeper(tmp_path, Start(2, fault_tolerant=True))
     piped: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(["sh", "-c", OUTLIVES], **piped) as mpiexec:
         keeper.cluster = SimpleNamespace(engine_set=mpiexec)
@@ -156,7 +156,7 @@ def test_a_rank_that_dies_before_all_are_ready_is_seen_at_once(
         mpiexec.stdin.write(b"\n")
         mpiexec.stdin.flush()
         end = time.monotonic() + 60
-        while not is_gone(other):
+        while not has_exited(other):
             assert time.monotonic() < end
         assert not keeper._has_lost_rank()
         os.kill(rank, signal.SIGKILL)

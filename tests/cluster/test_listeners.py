@@ -14,7 +14,7 @@ import zmq
 from listening import open_to_others, watched
 
 from labkit import AllReduce, Cluster, Experiment
-from labkit.cluster.listeners import Listener, confine, exposed, listeners
+from labkit.cluster.listeners import Listener, confine, exposed_listeners, listeners
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone hands over sockets")
 
@@ -53,10 +53,10 @@ def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         count, process = int(child.stdout.readline()), psutil.Process(child.pid)
-        before = {each.port for each in exposed(process)}
+        before = {each.port for each in exposed_listeners(process)}
         assert len(before) == count
         assert confine(process)
-        assert exposed(process) == []
+        assert exposed_listeners(process) == []
         assert {listener.port for listener in listeners(process)} == before
         assert not confine(process)  # there is nothing more to do
         ports = {listener.address: listener.port for listener in listeners(process)}
@@ -71,7 +71,7 @@ def test_nobody_of_this_machine_reaches_a_child_that_was_made_deaf() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        confine(psutil.Process(child.pid), deaf=True)
+        confine(psutil.Process(child.pid), drop_packets=True)
         for listener in listeners(psutil.Process(child.pid)):
             with pytest.raises(TimeoutError):
                 socket.create_connection((listener.address, listener.port), timeout=0.2)
@@ -83,7 +83,9 @@ def test_nobody_of_this_machine_reaches_a_child_that_was_made_deaf() -> None:
 def test_a_cluster_of_this_machine_listens_on_loopback_alone(cluster: Cluster) -> None:
     assert list(open_to_others()) == []
     with watched() as found:
-        cluster.run(Experiment(dataset="digits", workers=2, steps=4, strategy=AllReduce()))
+        cluster.run(
+            Experiment(dataset="digits", workers=2, steps_per_epoch=4, strategy=AllReduce())
+        )
     assert found == set()
 
 

@@ -19,7 +19,7 @@ import pytest
 from labkit import Cluster
 from labkit.cluster import magic, stack_probe
 from labkit.cluster.magic import TRIES, CellFailed, retries_of, run_cell
-from labkit.cluster.stack_probe import place
+from labkit.cluster.stack_probe import describe_location
 from labkit.common.errors import InvalidInput
 from labkit.jobs.notebook import execute
 
@@ -51,7 +51,7 @@ def placed(source: str) -> str:
     while frame.f_code.co_filename != "<cell>":
         assert frame.f_back is not None
         frame = frame.f_back
-    told = place(frame)
+    told = describe_location(frame)
     leave.set()
     thread.join()
     return told
@@ -70,7 +70,7 @@ def test_a_call_inside_a_function_also_names_the_line_of_the_cell() -> None:
 
 @pytest.mark.parametrize("line", ["2", "retries", "retries=-1", "again=2"])
 def test_a_line_that_is_no_number_of_retries_is_refused(line: str) -> None:
-    with pytest.raises(InvalidInput, match=r"takes retries=2 or the like alone"):
+    with pytest.raises(InvalidInput, match=r"the only option is retries=2"):
         retries_of(line)
 
 
@@ -84,7 +84,7 @@ class Dying:
 
     def __init__(self, deaths: int, answers: bool = False) -> None:
         self.how = SimpleNamespace(fault_tolerant=True, is_local=False)
-        self.folder, self.limit, self.engines = Path(), 60.0, [0, 1]
+        self.folder, self.timeout, self.engines = Path(), 60.0, [0, 1]
         self.deaths, self.answers, self.rebuilt = deaths, answers, 0
         self.client = {rank: SimpleNamespace(apply_async=self._ask(rank)) for rank in (0, 1)}
 
@@ -122,12 +122,12 @@ def test_engines_whose_ranks_die_before_a_cell_begins_start_anew_three_times() -
 def test_a_death_when_all_have_done_their_parts_fails_no_cell(answers: bool) -> None:
     cluster: Any = Dying(1, answers)
     cell: Any = magic._Cell.__new__(magic._Cell)
-    magic.CallRequest.__init__(
+    magic.PendingCalls.__init__(
         cell, cluster, [cluster.client[rank].apply_async(0) for rank in (0, 1)]
     )
     assert cell.dead() == (set() if answers else {1})
     if answers:
-        cell._begun = cell._asked_at = time.monotonic()
+        cell._started_at = cell._asked_at = time.monotonic()
         cell.run()
         assert cluster.rebuilt == 0
 
@@ -159,7 +159,7 @@ if rank == 0:
 if rank == 1:
     while not (Path(folder, "0").exists() and Path(folder, "2").exists()): time.sleep(0.01)
     raise ValueError("no such layer")
-Path(folder, "2").touch(); communicator.allreduce(numpy.ones(3, "f4"), what="my sum")
+Path(folder, "2").touch(); communicator.allreduce(numpy.ones(3, "f4"), label="my sum")
 """
 
 
@@ -179,7 +179,7 @@ def test_the_first_failure_ends_the_cell_and_tells_where_the_others_wait(
     assert err.index("rank 1 failed:") < err.index("no such layer") < err.index("rank 0 waits")
     assert "rank 0 waits in time.sleep(600) (cell, line 4)" in err
     assert "rank 2 waits in my sum (mpi of float32[3]) (cell, line 8)" in err
-    assert "start anew" not in err
+    assert "restart" not in err
     run_cell(three, "print(rank, kept)")
     assert capsys.readouterr().out.splitlines()[1::2] == ["0 7", "1 7", "2 7"]
 
@@ -227,7 +227,7 @@ def test_engines_whose_rank_blocks_in_mpi_start_anew_with_the_variables_of_the_o
 ) -> None:
     run_cell(three, DEFINED)
     with monkeypatch.context() as patch:
-        patch.setattr(three, "limit", 8.0)
+        patch.setattr(three, "timeout", 8.0)
         patch.setattr(magic, "GRACE", 3.0)
         patch.setattr(magic, "ASK_EVERY", 0.5)
         told = r"KeyError: 'weights'; rank 1 waits in MPI\.COMM_WORLD"
@@ -235,8 +235,8 @@ def test_engines_whose_rank_blocks_in_mpi_start_anew_with_the_variables_of_the_o
             run_cell(three, f"folder = {str(tmp_path)!r}\n{BLOCKED}")
     err = capsys.readouterr().err
     assert "Allreduce(MPI.IN_PLACE, numpy.ones(3)) (cell, line 6)" in err
-    assert "rank 1, 2 did not come back within 5 s" in err
-    assert "The engines start anew" in err
+    assert "rank 1, 2 did not return within 5 s" in err
+    assert "The engines restart" in err
     kept, _, lost = err.partition("variables of cells: kept: ")[2].partition("; lost: ")
     assert "mine (rank 0)" in kept
     assert "lock (rank 0, 1, 2)" in lost

@@ -8,24 +8,24 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit.cluster import RankError
-from labkit.cluster.panel import Panel
-from labkit.cluster.run_progress import Tally
+from labkit.cluster.panel import LivePanel
+from labkit.cluster.run_progress import RunProgress
 from labkit.records import store
 
 
-def losses(panel: Panel) -> list[list[float]]:
+def losses(panel: LivePanel) -> list[list[float]]:
     """Of both ranks, as they are shown."""
     return [trace["y"] for trace in panel.figure.screen.content["data"][:2]]
 
 
-def words(panel: Panel) -> str:
+def words(panel: LivePanel) -> str:
     return panel._status.value + panel._progress.value
 
 
 def test_it_says_how_far_how_fast_and_how_long_yet(tmp_path: Path) -> None:
     live, now = Told(tmp_path), [0.0]
-    live.tally = Tally(3, clock=lambda: now[0])
-    panel = Panel(live)
+    live.progress = RunProgress(3, clock=lambda: now[0])
+    panel = LivePanel(live)
     panel.draw(live)
     assert "starting" in words(panel)
     live.tell("plan", {"steps": 4})
@@ -47,7 +47,7 @@ def test_it_says_how_far_how_fast_and_how_long_yet(tmp_path: Path) -> None:
 
 def test_the_stop_button_asks_the_ranks_once(tmp_path: Path) -> None:
     live = Told(tmp_path)
-    panel = Panel(live)
+    panel = LivePanel(live)
     assert (panel.stop.description, panel.stop.disabled) == ("Stop training", False)
     assert "interrupted" in panel.stop.tooltip
     assert not live.writers[0].stop_asked()
@@ -85,7 +85,7 @@ def test_the_thread_draws_until_the_end(tmp_path: Path) -> None:
 
 def test_a_failure_is_shown_and_raised_as_text(tmp_path: Path) -> None:
     live = Told(tmp_path)
-    panel = Panel(live)
+    panel = LivePanel(live)
     live.failure = RankError("rank 1 failed: <script>", 1)
     store.fail(live.directory, "<script>alert(1)</script>", 1)
     live.begin()
@@ -107,7 +107,7 @@ def test_a_display_that_breaks_does_not_end_the_run(tmp_path: Path) -> None:
         close = draw
 
     live._displays.append(Broken())
-    with pytest.warns(UserWarning, match="not shown any more: ValueError"):
+    with pytest.warns(UserWarning, match="is no longer shown: ValueError"):
         live._draw()
     live._draw()
     live.begin()

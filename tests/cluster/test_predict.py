@@ -31,9 +31,9 @@ TOGETHER: list[Strategy] = [
     lk.Pipeline(stages=2, partition=(1, 4)),
     lk.DelayedGradients(modules=2),
     lk.TensorParallel(),
-    lk.TensorParallel(slices=2),
-    lk.LocallyConnected(),
-    lk.LocallyConnected(grid=(1, 2)),
+    lk.TensorParallel(tensor_parallel_size=2),
+    lk.SpatialParallel(),
+    lk.SpatialParallel(grid=(1, 2)),
 ]
 
 
@@ -84,13 +84,13 @@ def by_all(
 
 
 def assert_same(cluster: Cluster, ranks: int, model: Any, strategies: list[Strategy]) -> None:
-    from labkit.cluster.prediction import together
+    from labkit.cluster.prediction import join_parts
 
     x = X.astype(np.float64)
     found = cluster.call(by_all, model, strategies, x, 4, ranks=ranks)
     for place, strategy in enumerate(strategies):
         for number, rows in enumerate(ROWS):
-            y = together([each[place][number] for each, _ in found])
+            y = join_parts([each[place][number] for each, _ in found])
             assert y.dtype == np.float64
             assert y.shape == (rows, 10)
             np.testing.assert_allclose(y, found[0][1][:rows], 1e-12, 1e-13, err_msg=str(strategy))
@@ -118,7 +118,7 @@ def test_all_strategies_predict_what_the_whole_model_predicts(cluster: Cluster) 
 
 def test_several_stages_on_a_rank_pass_on_groups_of_micro_batches(cluster: Cluster) -> None:
     chunks: list[Strategy] = [
-        lk.Pipeline(schedule="interleaved", microbatches=3, chunks=2),
+        lk.Pipeline(schedule="interleaved", microbatches=3, virtual_stages_per_rank=2),
         lk.TensorParallel(),
     ]
     assert_same(cluster, 3, mlp, chunks)
@@ -135,7 +135,7 @@ def ahead(communicator: Any) -> Any:
     x = np.random.default_rng(0).standard_normal((4, 8, 2))
     found = lk.Pipeline().predictor(model, communicator)(iter(x))
     first = [next(found) for _ in x] if communicator.rank == 0 else []
-    communicator.meet("the end of the first stage")
+    communicator.barrier("the end of the first stage")
     both = [*first, *found]
     return [y for y, _ in both], np.stack([model(part) for part in x])
 
@@ -217,12 +217,12 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
         "metrics": ("accuracy",),
         "validation": weighted,
         "epochs": 2,
-        "gate": False,
+        "verify": False,
     }
     strategies = [
-        lk.Pipeline(stages=2, schedule="interleaved", microbatches=2, chunks=3),
+        lk.Pipeline(stages=2, schedule="interleaved", microbatches=2, virtual_stages_per_rank=3),
         lk.DelayedGradients(),
-        lk.TensorParallel(slices=2),
+        lk.TensorParallel(tensor_parallel_size=2),
     ]
     experiments = [Experiment(**base | {"strategy": each}) for each in strategies]
     logits = {"loss": None, "dataset": "digits", "callbacks": nothing}  # scores stay cut
@@ -249,7 +249,10 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
         ({"run": "no.keras"}, "'no.keras' is no file: give a completed run, or a .keras file"),
         ({"strategy": "Pipelin"}, "unknown strategy 'Pipelin' .did you mean 'Pipeline'"),
         ({"strategy": lk.Pipeline(stages=3)}, "stages=3 does not divide workers=4"),
-        ({"strategy": lk.TensorParallel(slices=3)}, "slices=3 does not divide workers=4"),
+        (
+            {"strategy": lk.TensorParallel(tensor_parallel_size=3)},
+            "tensor_parallel_size=3 does not divide workers=4",
+        ),
         ({"strategy": lk.Pipeline(stages=2, partition=(3, 3))}, r"such as \[2, 3\]"),
     ],
     ids=str,
@@ -265,8 +268,12 @@ def test_what_cannot_be_predicted_is_refused_before_ranks_work(
 def test_what_only_the_model_tells_is_refused_by_the_ranks(cluster: Cluster, trained: Run) -> None:
     with pytest.raises(InvalidInput, match=r"^x has rows of shape \[7\], the model takes \[8, 8, "):
         cluster.predict(trained, np.zeros((3, 7)))
-    with pytest.raises(InvalidInput, match=r"^x is of 2 arrays, the model takes 1"):
+    with pytest.raises(InvalidInput, match=r"^x has 2 arrays, but the model takes 1"):
         cluster.predict(trained, (X, X))
     file = Path(trained.model_file)
-    with pytest.raises(InvalidInput, match=r"^stages=4 of chunks=2 is of 8 stages.* allowed"):
-        cluster.predict(file, X, lk.Pipeline(schedule="interleaved", microbatches=4, chunks=2))
+    with pytest.raises(
+        InvalidInput, match=r"^stages=4 of virtual_stages_per_rank=2 has 8 stages.* allowed"
+    ):
+        cluster.predict(
+            file, X, lk.Pipeline(schedule="interleaved", microbatches=4, virtual_stages_per_rank=2)
+        )

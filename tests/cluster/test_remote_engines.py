@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cluster.remote_engines import Visited
+from labkit.cluster.remote_engines import RemoteEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import InvalidInput
 from labkit.common.paths import fingerprint
@@ -30,11 +30,11 @@ def file() -> Path:
 
 
 def test_a_file_of_this_user_is_used(file: Path) -> None:
-    assert Visited(file).name == "lab"
+    assert RemoteEngines(file).name == "lab"
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_can_write_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
     with pytest.raises(InvalidInput, match=r"written by other users, .*: chmod 600 attach\.json"):
-        Visited(file)
+        RemoteEngines(file)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import AllReduce, Cluster, Experiment, ParameterServer, Run
-from labkit.cluster.replay import again
+from labkit.cluster.replay import replay_experiment
 from labkit.common.errors import InvalidInput
 
 ASKED: dict[str, Any] = {
@@ -20,11 +20,11 @@ ASKED: dict[str, Any] = {
     "epochs": 2,
     "strategy": ParameterServer(1, synchronous=False),
     "workers": 3,
-    "gate": False,
+    "verify": False,
 }
 VIRTUAL: dict[str, Any] = {
     "clock": "virtual",
-    "compute": {"seconds": 0.01, "law": "exponential"},
+    "virtual": {"compute_time": {"seconds": 0.01, "distribution": "exponential"}},
     "network": "1GbE",
 }
 
@@ -49,7 +49,7 @@ def test_a_virtual_run_has_the_record_of_any_run(played: Run) -> None:
     assert played.status["state"] == "completed"
     assert played.metrics["clock"] == "virtual"
     assert set(played.history["rank"]) == {0, 1, 2}
-    assert len(played.history) == 2 * 5 * 3 == len(played.interleaving)
+    assert len(played.history) == 2 * 5 * 3 == len(played.update_log)
     assert played.history["staleness"].mean() == pytest.approx(2, abs=1)
     assert played.history["samples"].sum() == pytest.approx(2 * 200, abs=3)  # parts of 13 and 14
     assert [epoch["epoch"] for epoch in played.metrics["epochs"]] == [0, 1]
@@ -59,11 +59,11 @@ def test_a_virtual_run_has_the_record_of_any_run(played: Run) -> None:
 def test_the_same_again_is_the_same_bit_for_bit(cluster: Cluster, played: Run) -> None:
     once_more = cluster.run(Experiment(**ASKED, **VIRTUAL), show=False)
     assert same(once_more, played)
-    assert once_more.interleaving.equals(played.interleaving)
+    assert once_more.update_log.equals(played.update_log)
 
 
 def test_one_thing_changed_changes_only_that(cluster: Cluster, played: Run) -> None:
-    changed = cluster.run(again(played, slow={1: 4.0}), show=False)
+    changed = cluster.run(replay_experiment(played, stragglers={1: 4.0}), show=False)
     assert not same(changed, played)
     ours, theirs = (
         run.history[run.history["rank"] == 0]["compute_seconds"].head(5).to_list()
@@ -75,22 +75,25 @@ def test_one_thing_changed_changes_only_that(cluster: Cluster, played: Run) -> N
 def test_what_ranks_did_comes_out_the_same_on_the_virtual_clock(cluster: Cluster) -> None:
     measured = cluster.run(Experiment(**ASKED), show=False)
     assert measured.metrics["clock"] == "wall"
-    assert len(measured.interleaving) == 30
-    replayed = cluster.run(again(measured), show=False)
+    assert len(measured.update_log) == 30
+    replayed = cluster.run(replay_experiment(measured), show=False)
     assert replayed.metrics["clock"] == "virtual"
     assert same(replayed, measured)
     # Its order was forced; where something is changed, times decide again.
-    assert (len(again(replayed).order), again(replayed, slow={1: 2.0}).order) == (30, ())
+    assert (
+        len(replay_experiment(replayed).virtual.update_order),
+        replay_experiment(replayed, stragglers={1: 2.0}).virtual.update_order,
+    ) == (30, ())
 
 
 def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:
     plain = Experiment(**ASKED | {"strategy": AllReduce("ring"), "workers": 1, "epochs": 1})
-    with pytest.raises(InvalidInput, match="has no interleaving"):
-        again(cluster.run(plain, show=False))
+    with pytest.raises(InvalidInput, match="has no update log"):
+        replay_experiment(cluster.run(plain, show=False))
 
 
 def test_a_worker_is_slow_without_an_emulated_network(cluster: Cluster) -> None:
-    fields = ASKED | {"epochs": 4, "slow": {1: {"compute": 12.0}}}
+    fields = ASKED | {"epochs": 4, "stragglers": {1: {"compute": 12.0}}}
     run = cluster.run(Experiment(**fields), show=False)
     # Whoever is slow has computed less of what there was.
     steps = run.history.groupby("rank").size()

@@ -16,7 +16,7 @@ import labkit as lk
 from labkit import Cluster, Experiment
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.magic import DeathInCell, run_cell
-from labkit.cluster.restart_policy import TRIES, Setbacks, victims
+from labkit.cluster.restart_policy import TRIES, RestartPolicy, ranks_to_blame
 from labkit.communicator.status_table import ENDED
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.run import Run
@@ -25,7 +25,7 @@ ROWS, BATCH, EPOCHS = 72, 16, 60
 X = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
 QUESTION = Experiment(
     model="mlp", model_options={"widths": [8, 8]}, dataset=(X, (X[:, 0] > 0).astype(np.int32)),
-    workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", gate=False,
+    workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", verify=False,
 )  # fmt: skip
 HANG = 120.0  # seconds
 
@@ -54,7 +54,7 @@ def killed(cluster: Cluster, question: Experiment, victims: dict[int, int], **mo
 
 @pytest.fixture(scope="module")
 def tolerant(own_folders: Path) -> Iterator[Cluster]:
-    with Cluster(workers=2, fault_tolerant=True, spares=1, limit=60) as up:
+    with Cluster(workers=2, fault_tolerant=True, spares=1, timeout=60) as up:
         yield up
 
 
@@ -103,7 +103,7 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
 @pytest.fixture(scope="module")
 def pair(own_folders: Path) -> Iterator[Cluster]:
     """Two ranks without a spare."""
-    with Cluster(workers=2, fault_tolerant=True, limit=60, name="pair") as up:
+    with Cluster(workers=2, fault_tolerant=True, timeout=60, name="pair") as up:
         yield up
 
 
@@ -136,7 +136,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
         return keras.Sequential([keras.Input((12,)), keras.layers.Dense(2)])
 
     question = QUESTION.replace(
-        model=model, model_options={}, loss="mse", dataset=(X, X[:, :2]), epochs=3, gate=True
+        model=model, model_options={}, loss="mse", dataset=(X, X[:, :2]), epochs=3, verify=True
     )
     processes = pair.view.apply_sync(os.getpid)
     live = pair.submit(question)
@@ -147,7 +147,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
     assert run.metrics["equivalence"]["verdict"] == "passed"
     (fault,) = run.metrics["faults"]
     assert (fault["ranks"], fault["step"], fault["source"]) == ([1], 0, "the begin")
-    assert "rank 1 died: the run begins again" in capsys.readouterr().err
+    assert "rank 1 died: the run starts again" in capsys.readouterr().err
 
 
 def hold_the_end(communicator: Any, folder: str) -> None:
@@ -260,7 +260,7 @@ DIED = RankError("rank 1 failed: its process has ended", 1)
 def test_a_death_alone_sends_a_call_again(
     error: RankError, dead: set[int], all_ended: bool, expected: list[int]
 ) -> None:
-    assert victims(error, dead, all_ended) == expected
+    assert ranks_to_blame(error, dead, all_ended) == expected
 
 
 VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
@@ -270,7 +270,7 @@ VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
     ("error", "dead", "all_ended", "outlived", "expected"),
     [
         (VALUE, {3}, False, [3], []),
-        (RankError("rank 2 did not come: WaitTooLong: 60 s", 2), {3}, False, [3], []),
+        (RankError("rank 2 did not arrive: WaitTooLong: 60 s", 2), {3}, False, [3], []),
         (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
         (DIED, {1, 3}, False, [3], [1]),
         (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
@@ -280,42 +280,42 @@ VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
 def test_an_error_after_a_death_that_a_call_has_outlived_is_the_program_s(
     error: RankError, dead: set[int], all_ended: bool, outlived: list[int], expected: list[int]
 ) -> None:
-    assert victims(error, dead, all_ended, outlived) == expected
+    assert ranks_to_blame(error, dead, all_ended, outlived) == expected
 
 
 def test_a_rank_that_a_call_has_outlived_stands_in_the_record_once(tmp_path: Path) -> None:
-    found = Setbacks(tmp_path, QUESTION, None)
-    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    found = RestartPolicy(tmp_path, QUESTION, None)
+    found.read([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
     assert found.outlived == [0]
-    dead = victims(DIED, {0, 1}, False, found.outlived)
-    found.notice(dead)
-    found.go_back(dead, DIED)
-    assert [each["ranks"] for each in found.told] == [[0], [1]]
+    dead = ranks_to_blame(DIED, {0, 1}, False, found.outlived)
+    found.note_deaths(dead)
+    found.roll_back(dead, DIED)
+    assert [each["ranks"] for each in found.restarts] == [[0], [1]]
     assert (found.deaths, found.outlived) == (2, [])
 
 
-def setbacks(folder: Path, **fields: Any) -> Setbacks:
-    return Setbacks(folder, QUESTION.replace(**fields), CheckpointContext(lk.Checkpoint(25)))
+def setbacks(folder: Path, **fields: Any) -> RestartPolicy:
+    return RestartPolicy(folder, QUESTION.replace(**fields), CheckpointContext(lk.Checkpoint(25)))
 
 
 def test_what_keeps_nothing_begins_again_and_says_so(tmp_path: Path) -> None:
-    found = Setbacks(tmp_path, QUESTION, None)
-    found.notice([0, 1])
-    assert found.go_back([0, 1], DIED) is None
-    assert (found.told[0]["source"], found.deaths) == ("the begin", 2)
-    assert found.sentence == "rank 0, 1 died: the run begins again"
+    found = RestartPolicy(tmp_path, QUESTION, None)
+    found.note_deaths([0, 1])
+    assert found.roll_back([0, 1], DIED) is None
+    assert (found.restarts[0]["source"], found.deaths) == ("the begin", 2)
+    assert found.sentence == "rank 0, 1 died: the run starts again"
 
 
 def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_again(
     tmp_path: Path,
 ) -> None:
-    found = Setbacks(tmp_path, QUESTION, None)
+    found = RestartPolicy(tmp_path, QUESTION, None)
     for _ in range(TRIES - 1):
-        found.notice([1])
-        found.go_back([1], DIED)
-    found.notice([1])
-    with pytest.raises(RankError, match=f"{TRIES} calls have come no further"):
-        found.go_back([1], DIED)
+        found.note_deaths([1])
+        found.roll_back([1], DIED)
+    found.note_deaths([1])
+    with pytest.raises(RankError, match=f"{TRIES} calls from step 0 have come no further"):
+        found.roll_back([1], DIED)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
@@ -326,12 +326,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
         checkpoint = tmp_path / "checkpoints" / "25"
         checkpoint.mkdir(parents=True)
         (checkpoint / "manifest.json").write_text("{}")
-        found.notice([1])
-        found.go_back([1], DIED)
-        assert found.told[-1]["source"] == "the begin"
-        (note,) = found.told[-1]["notes"]
-        assert "no checkpoint is whole" in note
-        assert note.endswith(f"they lie in checkpoints.damaged-{number}")
+        found.note_deaths([1])
+        found.roll_back([1], DIED)
+        assert found.restarts[-1]["source"] == "the begin"
+        (note,) = found.restarts[-1]["notes"]
+        assert "no checkpoint is complete" in note
+        assert note.endswith(f"the checkpoints are now in checkpoints.damaged-{number}")
         assert (tmp_path / f"checkpoints.damaged-{number}" / "25" / "manifest.json").exists()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -339,8 +339,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
 def test_halves_of_checkpoints_are_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "half").mkdir(parents=True)
     found = setbacks(tmp_path)
-    found.notice([1])
-    found.go_back([1], DIED)
+    found.note_deaths([1])
+    found.roll_back([1], DIED)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -348,42 +348,42 @@ def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) 
     died, row = RankError("rank 1 failed: its process has ended", 1), {"rank": 0, "step": 6}
     found = setbacks(tmp_path)
     for reached in (6, 9):
-        found.notice([1])
-        found.hear([("step", row | {"step": reached})])
-        assert found.go_back([1], died).resume is None
-        found.sent()
-        found.hear([("doing", {"what": "training"}), ("step", row | {"step": reached})])
-    assert [(each["step"], each["repeated"]) for each in found.told] == [(0, 7), (0, 10)]
-    assert all(set(each["seconds"]) > {"prepare", "repeat"} for each in found.told)
+        found.note_deaths([1])
+        found.read([("step", row | {"step": reached})])
+        assert found.roll_back([1], died).resume is None
+        found.note_restart()
+        found.read([("doing", {"what": "training"}), ("step", row | {"step": reached})])
+    assert [(each["step"], each["repeated"]) for each in found.restarts] == [(0, 7), (0, 10)]
+    assert all(set(each["seconds"]) > {"prepare", "repeat"} for each in found.restarts)
     for reached in (3, 9)[: TRIES - 2]:  # further than the call before, and yet no further
-        found.notice([1])
-        found.hear([("step", row | {"step": reached})])
-        found.go_back([1], died)
-    found.notice([1])
-    with pytest.raises(RankError, match="ended; ranks had died at step 10 before, and gone back"):
-        found.go_back([1], died)
+        found.note_deaths([1])
+        found.read([("step", row | {"step": reached})])
+        found.roll_back([1], died)
+    found.note_deaths([1])
+    with pytest.raises(RankError, match="ended; ranks had died at step 10 before, and 3 "):
+        found.roll_back([1], died)
 
 
 def test_steps_of_programs_are_those_of_all_workers(tmp_path: Path) -> None:
     found = setbacks(tmp_path, strategy=lk.ParameterServer(colocated=True))
-    found.notice([1])
-    found.hear([("step", {"rank": rank, "step": step}) for step in range(6) for rank in (0, 1)])
-    found.go_back([1], RankError("rank 1 failed", 1))
-    assert found.told[0]["repeated"] == 12
+    found.note_deaths([1])
+    found.read([("step", {"rank": rank, "step": step}) for step in range(6) for rank in (0, 1)])
+    found.roll_back([1], RankError("rank 1 failed", 1))
+    assert found.restarts[0]["repeated"] == 12
 
 
 def test_a_kill_that_was_planted_happens_once(tmp_path: Path) -> None:
     kills = [lk.Fault("kill", rank=1, step=step) for step in (30, 10)]
     found = setbacks(tmp_path, faults=kills)
-    found.notice([1])
-    found.go_back([1], RankError("rank 1 failed", 1))
+    found.note_deaths([1])
+    found.roll_back([1], RankError("rank 1 failed", 1))
     assert list(found.experiment.faults) == kills[:1]
 
 
 def test_a_planted_kill_that_a_call_has_outlived_happens_once(tmp_path: Path) -> None:
     kills = [lk.Fault("kill", rank=rank, step=10) for rank in (0, 1)]
     found = setbacks(tmp_path, faults=kills)
-    found.hear([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
-    found.notice([1])
-    found.go_back([1], DIED)
+    found.read([("fault", {"ranks": [0], "step": 10, "seconds": {}})])
+    found.note_deaths([1])
+    found.roll_back([1], DIED)
     assert list(found.experiment.faults) == []

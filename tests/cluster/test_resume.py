@@ -16,8 +16,8 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resume import checked, keeping, path_of
-from labkit.records.checkpoints import FOLDER, seal, sealed
+from labkit.cluster.resume import checkpoint_context, find_run, validate_checkpoint
+from labkit.records.checkpoints import FOLDER, complete_checkpoints, publish
 from labkit.records.run import Run
 from labkit.strategies import STRATEGIES
 
@@ -25,13 +25,13 @@ ROWS, BATCH, EPOCHS = 72, 16, 40
 X = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
 QUESTION = Experiment(
     model="mlp", model_options={"widths": [8]}, dataset=(X, (X[:, 0] > 0).astype(np.int32)),
-    workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", gate=False,
+    workers=2, batch_size=BATCH, epochs=EPOCHS, optimizer="adam", verify=False,
 )  # fmt: skip
 LONG = QUESTION.replace(epochs=300)  # some seconds
 SERVED = LONG.replace(strategy=lk.ParameterServer(2, colocated=True))
 PLAYED = QUESTION.replace(
     clock="virtual", workers=4, strategy=lk.ParameterServer(2, synchronous=False), network="1GbE",
-    compute={"seconds": 0.1, "law": "lognormal"}, epochs=150,
+    virtual={"compute_time": {"seconds": 0.1, "distribution": "lognormal"}}, epochs=150,
 )  # fmt: skip
 HANG = 120.0  # seconds
 
@@ -65,10 +65,10 @@ def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": lk.ParameterServer(stages=2)}, "by programs with a cut model"),
-        ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "cut model"),
+        ({"strategy": lk.ParameterServer(stages=2)}, "by programs with a split model"),
+        ({"clock": "virtual", "strategy": lk.ParameterServer(stages=2)}, "split model"),
         ({"strategy": lk.TFDistribute()}, "processes of other"),
-        ({"strategy": lk.DelayedGradients()}, "messages on their way"),
+        ({"strategy": lk.DelayedGradients()}, "messages in flight"),
     ],
 )
 @pytest.mark.parametrize("asked", [{"checkpoint": 10}, {"resume": True}, {"resume": "runs/x"}])
@@ -77,32 +77,32 @@ def test_what_has_no_state_that_could_be_kept_is_refused(
 ) -> None:
     (name,) = asked
     with pytest.raises(lk.InvalidInput, match=f"{name}=.*{why}.*allowed on clock='wall': AllRed"):
-        checked(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
+        validate_checkpoint(QUESTION.replace(**fields), **{"checkpoint": None, **asked})
 
 
 def test_of_those_that_are_no_programs_other_frameworks_and_the_unlocked_are_not_kept() -> None:
     kept = {name for name, kind in STRATEGIES.items() if kind.resumable}
-    assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "LocallyConnected"}
+    assert kept == {"AllReduce", "Pipeline", "Layerwise", "TensorParallel", "SpatialParallel"}
 
 
 def test_one_run_is_no_begin_for_several_trainings() -> None:
     with pytest.raises(lk.InvalidInput, match="give resume=True, or repeats=1"):
-        checked(QUESTION.replace(repeats=2), None, "runs/x")
+        validate_checkpoint(QUESTION.replace(repeats=2), None, "runs/x")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(lk.LabkitError, match="is no run: give its folder, or True"):
-        path_of(tmp_path)
+        find_run(tmp_path)
 
 
 def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
     half = tmp_path / FOLDER / "half"
     half.mkdir(parents=True)
-    seal(half, {"taken": 7, "ranks": 2, "experiment": SERVED.to_json(), "files": {}})
-    found = keeping(SERVED, None, Run(tmp_path), goes_on=False)
+    publish(half, {"taken": 7, "ranks": 2, "experiment": SERVED.to_json(), "files": {}})
+    found = checkpoint_context(SERVED, None, Run(tmp_path), goes_on=False)
     assert found is not None
-    with pytest.raises(lk.InvalidInput, match="on its ranks=2, and this is another experiment"):
-        keeping(SERVED.replace(workers=4), None, Run(tmp_path), goes_on=False)
+    with pytest.raises(lk.InvalidInput, match="on ranks=2, and this is another experiment"):
+        checkpoint_context(SERVED.replace(workers=4), None, Run(tmp_path), goes_on=False)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
 def test_a_run_that_was_stopped_goes_on_in_its_record(
     asked: Experiment, cluster: Cluster, whole: dict[str, Run]
 ) -> None:
-    live = cluster.submit(asked, checkpoint=lk.Checkpoint(50, keep=3))
+    live = cluster.submit(asked, checkpoint=lk.Checkpoint(50, max_to_keep=3))
     wait_for(lambda: len(live.rows) > 20)
     live.stop()
     stopped = live.result()
@@ -137,7 +137,7 @@ def test_asynchronous_servers_lose_nothing_and_hear_nothing_twice(cluster: Clust
     assert 0 < again.status["resumed"][0]["step"] < len(again.history)
     gradients = sorted(again.history[["rank", "step"]].itertuples(index=False, name=None))
     assert len(gradients) == len(set(gradients)) == 300 * 5 * 2
-    for _, events in again.interleaving.groupby("server"):
+    for _, events in again.update_log.groupby("server"):
         heard = sorted(events[["worker", "step"]].itertuples(index=False, name=None))
         assert heard == gradients
         assert sorted(events["update"]) == list(range(len(gradients)))
@@ -172,8 +172,8 @@ def test_the_newest_checkpoint_is_damaged_and_another_cut_goes_on_from_the_one_b
     cluster: Cluster,
 ) -> None:
     short = QUESTION.replace(epochs=4, precision="float64")
-    run = cluster.run(short, checkpoint=lk.Checkpoint(5, keep=3))
-    newest = sealed(run.path)[0]
+    run = cluster.run(short, checkpoint=lk.Checkpoint(5, max_to_keep=3))
+    newest = complete_checkpoints(run.path)[0]
     file = newest / "rank1.npz"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     longer = short.replace(epochs=6)
@@ -225,7 +225,7 @@ def test_whoever_runs_it_is_ended_and_it_goes_on(
     monkeypatch.setenv("LABKIT_RUNS", str(runs))
     script = SCRIPT.format(folder=str(Path(__file__).parent), ranks=str(ranks), asked=asked)
     with subprocess.Popen([sys.executable, "-c", script]) as process:
-        wait_for(lambda: any(len(sealed(each)) > 1 for each in runs.glob("*/*")))
+        wait_for(lambda: any(len(complete_checkpoints(each)) > 1 for each in runs.glob("*/*")))
         process.send_signal(number)
         for rank in ranks.read_text().split() if ranks_too else ():
             os.kill(int(rank), number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit.cluster.run_progress import WINDOW, Tally
+from labkit.cluster.run_progress import WINDOW, RunProgress
 
 
 def row(rank: int, step: int, **changes: Any) -> dict[str, Any]:
@@ -17,8 +17,8 @@ def row(rank: int, step: int, **changes: Any) -> dict[str, Any]:
     return plain | {"wait_seconds": 0.125, "wire_bytes": 100, "samples": 8} | changes
 
 
-def tally(*told: tuple[str, dict[str, Any]], epochs: int = 5) -> Tally:
-    made = Tally(epochs)
+def tally(*told: tuple[str, dict[str, Any]], epochs: int = 5) -> RunProgress:
+    made = RunProgress(epochs)
     made.add(told)
     return made
 
@@ -81,7 +81,7 @@ def test_an_epoch_that_has_ended_is_done_although_late_gradients_were_dropped() 
 
 def test_the_time_left_is_that_of_the_clock_without_the_first_steps() -> None:
     now = [100.0]
-    found = Tally(5, clock=lambda: now[0])
+    found = RunProgress(5, clock=lambda: now[0])
     found.add([("plan", {"steps": 4}), ("step", row(0, 0)), ("step", row(0, 1))])
     assert found.seconds_left is None  # the first compiles: nobody knows the pace yet
     now[0] += 6.0
@@ -101,5 +101,5 @@ def test_an_epoch_of_unknown_length_is_known_when_it_has_ended() -> None:
 
 
 def test_what_the_ranks_are_at() -> None:
-    assert Tally(1).doing == "starting"
-    assert tally(("doing", {"what": "at the gate"})).doing == "at the gate"
+    assert RunProgress(1).doing == "starting"
+    assert tally(("doing", {"what": "checking equivalence"})).doing == "checking equivalence"

@@ -12,8 +12,8 @@ from listening import watched
 import labkit as lk
 from labkit import Cluster, InvalidInput
 from labkit.cluster import serve
-from labkit.cluster.serving import OWN, WAYS
-from labkit.records.analysis.serving_runs import ALONE
+from labkit.cluster.serving import OWN_NETWORK, WAYS
+from labkit.records.analysis.serving_runs import ONE_PROCESS
 
 X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
 WORKERS, UNDER_WAY = 3, 4  # a stream comes round to the first rank again
@@ -47,8 +47,8 @@ def test_replicas_stages_and_slices_answer_batches_and_streams_over_each_network
     assert set(found.differences) == set(WAYS)
     assert max(found.differences.values()) <= found.allowed < 1e-3
     table = found.latency()
-    assert list(dict.fromkeys(table["way"])) == [ALONE, *WAYS]
-    assert set(table["network"]) == {OWN, "1GbE"}
+    assert list(dict.fromkeys(table["way"])) == [ONE_PROCESS, *WAYS]
+    assert set(table["network"]) == {OWN_NETWORK, "1GbE"}
     assert (found.times["seconds"] > 0).all()
     streams = found.times[found.times["what"] == "stream"]
     assert set(streams["rows"]) == {UNDER_WAY, 7 * (UNDER_WAY)}
@@ -63,7 +63,7 @@ def in_order(communicator: Any, like: Any) -> list[Any]:
     """Answers in their order, of batches that differ: by three ways, on rank 0."""
     import keras
 
-    from labkit.worker.answering import way
+    from labkit.worker.answering import inference_server
 
     keras.utils.set_random_seed(0)
     strategies = (lk.AllReduce(), lk.Pipeline(), lk.TensorParallel())
@@ -74,7 +74,7 @@ def in_order(communicator: Any, like: Any) -> list[Any]:
         layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(8), keras.layers.Dense(4)]
         model = keras.Sequential([keras.Input((6,)), *layers])
         true = [np.asarray(model(x)) for x in batches]
-        found = way(communicator, model, strategy, true[0]).stream(batches)
+        found = inference_server(communicator, model, strategy, true[0]).stream(batches)
         if communicator.rank == 0:
             answers.append(max(np.abs(y - t).max() for y, t in zip(found, true, strict=True)))
     return answers
@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_refused(cluster: Cluster, tmp_path: Path) ->
     file = tmp_path / "model.keras"
     with pytest.raises(InvalidInput, match="repeats=0 is impossible"):
         serve(cluster, file, X, repeats=0)
-    with pytest.raises(InvalidInput, match="one rank has nobody to share with"):
+    with pytest.raises(InvalidInput, match="one rank cannot share its work"):
         serve(cluster, file, X, workers=1)
     with pytest.raises(InvalidInput, match="nothing to measure"):
         serve(cluster, file, X, ways={})

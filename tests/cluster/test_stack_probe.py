@@ -17,7 +17,7 @@ import sys, time
 from pathlib import Path
 from labkit.cluster import stack_probe
 
-true, asked = stack_probe.place, []
+true, asked = stack_probe.describe_location, []
 
 def place(frame):
     asked.append(frame)
@@ -25,8 +25,8 @@ def place(frame):
         raise IndexError("no such line")
     return true(frame)
 
-stack_probe.place = place
-stack_probe.answer(Path(sys.argv[1]))
+stack_probe.describe_location = place
+stack_probe.start_reporting(Path(sys.argv[1]))
 Path(sys.argv[1], "ready").touch()
 time.sleep(600)
 """
@@ -44,7 +44,7 @@ def test_a_place_that_cannot_be_told_does_not_end_the_answers(
             time.sleep(0.02)
         told: list[str] = []
         while len(told) < 3 and time.monotonic() < end:
-            answers = stack_probe.ask(tmp_path, [process.pid])
+            answers = stack_probe.request_locations(tmp_path, [process.pid])
             told += [answer for answer in answers if answer is not None]
         assert told[0] == "an unknown place (IndexError: no such line)"
         assert "unknown" not in told[1] + told[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from labkit.cluster import Cluster, launch
-from labkit.cluster.start import Met, Start
+from labkit.cluster.start import RankInfo, Start
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.host_list import Host
 
@@ -39,9 +39,9 @@ def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_said_follows_from_what_is(
     given: dict[str, Any], launcher: str, workers: int, nodes: int
 ) -> None:
-    found = Start.asked(**{"workers": None} | given)
+    found = Start.from_options(**{"workers": None} | given)
     assert (found.launcher, found.workers, found.nodes) == (launcher, workers, nodes)
-    assert Start.of_json(found.to_json()) == found
+    assert Start.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_not_said_follows_from_what_is(
     ],
 )
 def test_ranks_of_this_machine_are_counted(given: dict[str, Any], here: int) -> None:
-    assert Start.asked(**{"workers": None} | given).ranks_here == here
+    assert Start.from_options(**{"workers": None} | given).ranks_here == here
 
 
 @pytest.mark.parametrize("hosts", [["localhost:2"], ["127.0.0.1:1", socket.gethostname()]])
@@ -66,10 +66,10 @@ def test_hosts_that_all_are_this_machine_are_refused_before_anything_starts(
         raise AssertionError("the keeper starts")
 
     monkeypatch.setattr(launch, "launch", start)
-    with pytest.raises(InvalidInput, match=r"hosts= name this machine alone.*trusted_network=True"):
+    with pytest.raises(InvalidInput, match=r"hosts= names only this machine.*trusted_network=True"):
         Cluster(1, hosts=hosts)
-    Start.asked(1, hosts=hosts, trusted_network=True).check_hosts()
-    Start.asked(1, hosts=[*hosts, "elsewhere:1"]).check_hosts()
+    Start.from_options(1, hosts=hosts, trusted_network=True).check_hosts()
+    Start.from_options(1, hosts=[*hosts, "elsewhere:1"]).check_hosts()
 
 
 def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
@@ -78,10 +78,10 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
     monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
     monkeypatch.setenv("LABKIT_NODES", "4")
     monkeypatch.setenv("LABKIT_SLURM", "--partition=short")
-    assert Start.asked(8).nodes == 4
-    assert Start.asked(2).nodes == 2  # a small cluster of a notebook's own
-    assert Start.asked(8).partition == "short"
-    assert Start.asked(1, launcher="local") == Start(1)
+    assert Start.from_options(8).nodes == 4
+    assert Start.from_options(2).nodes == 2  # a small cluster of a notebook's own
+    assert Start.from_options(8).partition == "short"
+    assert Start.from_options(1, launcher="local") == Start(1)
 
 
 @pytest.mark.parametrize(
@@ -91,33 +91,36 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
         ({"nodes": 0}, "nodes=0 is impossible"),
         ({"launcher": "pbs"}, "launcher='pbs' is not known; allowed: local, hosts, slurm"),
         ({"hosts": ["a:2"], "workers": 3}, "workers=3 on hosts with 2 slots"),
-        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= belong to launcher='hosts'"),
+        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= needs launcher='hosts'"),
         ({"nodes": 3, "workers": 2}, "nodes=3 for workers=2"),
-        ({"place": "socket"}, "place='socket' is not known; allowed: core, node"),
-        ({"step": "mpirun"}, "step='mpirun' is not known .*; allowed: mpiexec, srun"),
+        ({"map_by": "socket"}, "map_by='socket' is not known .*; allowed: slot, node"),
+        (
+            {"launch_command": "mpirun"},
+            "launch_command='mpirun' is not known .*; allowed: mpiexec, srun",
+        ),
         ({"launcher": "hosts"}, "names no host|wants hosts="),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
-        Start.asked(**{"workers": None} | given)
+        Start.from_options(**{"workers": None} | given)
 
 
 def test_commands_are_those_of_the_launcher() -> None:
-    hosts = Start.asked(4, hosts=["a:2", "b:2"], place="node").command("job", ["KEY"])
+    hosts = Start.from_options(4, hosts=["a:2", "b:2"], map_by="node").command("job", ["KEY"])
     assert hosts[-2:] == ["--host", "a:2,b:2"]
     assert ("--map-by", "node") in set(pairwise(hosts))
     assert ("-x", "KEY") in set(pairwise(hosts))
-    queued = Start.asked(5, nodes=2, options="--time=10 --qos='a b'").command("job", [])
+    queued = Start.from_options(5, nodes=2, options="--time=10 --qos='a b'").command("job", [])
     assert queued[0] == "salloc"
     assert {"--nodes=2", "--ntasks=5", "--ntasks-per-node=3", "--job-name=job"} <= set(queued)
     assert queued.index("--qos=a b") < next(n for n, w in enumerate(queued) if "mpiexec" in w)
-    step = Start.asked(4, nodes=2, step="srun").command("job", [])
+    step = Start.from_options(4, nodes=2, launch_command="srun").command("job", [])
     assert step[:2] == ["srun", "--mpi=pmix"]
 
 
 def test_hosts_are_reached_by_an_agent_in_the_words_of_either_open_mpi() -> None:
-    found = Start.asked(4, hosts=["a:2", "b:2"], agent="via --fast").environment("job")
+    found = Start.from_options(4, hosts=["a:2", "b:2"], agent="via --fast").environment("job")
     assert found["PRTE_MCA_plm_ssh_agent"] == found["OMPI_MCA_plm_rsh_agent"] == "via --fast"
     assert (found["PRTE_MCA_plm"], found["OMPI_MCA_plm"]) == ("ssh", "rsh")
 
@@ -125,21 +128,24 @@ def test_hosts_are_reached_by_an_agent_in_the_words_of_either_open_mpi() -> None
 def test_in_a_job_its_nodes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    inside = Start.asked(4, launcher="slurm")
+    inside = Start.from_options(4, launcher="slurm")
     assert (inside.nodes, inside.queues) == (2, False)
     assert "salloc" not in inside.command("job", [])
-    assert Start.asked(4).is_local  # a notebook in a job, whose launcher nobody has named
+    assert Start.from_options(4).is_local  # a notebook in a job, whose launcher nobody has named
 
 
-def met(*places: tuple[int, str]) -> list[Met]:
-    return [Met(rank, size, 1, host) for rank, (size, host) in enumerate(places)]
+def met(*places: tuple[int, str]) -> list[RankInfo]:
+    return [RankInfo(rank, size, 1, host) for rank, (size, host) in enumerate(places)]
 
 
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (Start(2), r"2 ranks make 2 worlds of 1.*labkit doctor"),
-        (Start(2, launcher="slurm", nodes=2, step="srun"), r"2 worlds of 1.*srun --mpi=list"),
+        (Start(2), r"2 ranks form 2 worlds of 1.*labkit doctor"),
+        (
+            Start(2, launcher="slurm", nodes=2, launch_command="srun"),
+            r"2 worlds of 1.*srun --mpi=list",
+        ),
     ],
 )
 def test_several_worlds_are_an_error(how: Start, told: str) -> None:
@@ -151,9 +157,9 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     hosts = (Host("a", 2), Host("b", 2))
     filled = Start(2, launcher="hosts", hosts=hosts)
     filled.check_world(met((2, "a"), (2, "a")))
-    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), and 1 were asked for"):
+    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), but 1 were requested"):
         filled.check_world(met((2, "a"), (2, "b")))
-    dealt = Start(2, launcher="hosts", hosts=hosts, place="node")
+    dealt = Start(2, launcher="hosts", hosts=hosts, map_by="node")
     dealt.check_world(met((2, "a"), (2, "b")))
     with pytest.raises(LabkitError, match="on 1 host "):
         dealt.check_world(met((2, "a"), (2, "a")))

@@ -11,17 +11,17 @@ import pytest
 from labkit import Experiment
 from labkit.cluster.calls import RankError
 from labkit.cluster.launch import NotStarted
-from labkit.cluster.live import Live
-from labkit.cluster.restart_policy import TRIES, Setbacks
-from labkit.cluster.submission import Submitted
+from labkit.cluster.restart_policy import TRIES, RestartPolicy
+from labkit.cluster.run_handle import RunHandle
+from labkit.cluster.submission import SubmittedRun
 from labkit.common.errors import InvalidInput
 from labkit.records import stream
-from labkit.records.stream import FOLDER, Reader, lines
+from labkit.records.stream import FOLDER, StreamReader, encode_lines
 
 QUESTION = Experiment(model="mlp", dataset="digits")
 
 
-class Sent(Submitted):
+class Sent(SubmittedRun):
     """An experiment whose call comes about, or fails by an error.
 
     Args:
@@ -31,12 +31,12 @@ class Sent(Submitted):
     """
 
     def __init__(self, directory: Path, *ends: Any, tolerant: bool = True) -> None:
-        Live.__init__(self, QUESTION, directory)
-        self._ends, self._why, self._taken = list(ends), None, []
+        RunHandle.__init__(self, QUESTION, directory)
+        self._ends, self._why, self._read_rows = list(ends), None, []
         self._cluster: Any = SimpleNamespace(how=SimpleNamespace(fault_tolerant=tolerant))
-        self._reader, self._setbacks = (
-            Reader(directory / FOLDER),
-            Setbacks(directory, QUESTION, None),
+        self._reader, self._restarts = (
+            StreamReader(directory / FOLDER),
+            RestartPolicy(directory, QUESTION, None),
         )
 
     def _call(self, *_: Any) -> Any:
@@ -54,7 +54,7 @@ def test_a_death_while_engines_start_lets_them_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert Sent(tmp_path, *not_started(TRIES - 1), "calls")._send(QUESTION, None) == "calls"
-    told = "the engines did not start: a rank has died; they start again\n"
+    told = "the engines did not start: a rank has died; the engines start again\n"
     assert capsys.readouterr().err == told * (TRIES - 1)
     with pytest.raises(NotStarted):
         Sent(tmp_path, *not_started(TRIES), "calls")._send(QUESTION, None)
@@ -81,9 +81,9 @@ def test_all_rows_that_ranks_have_told_are_read(
 ) -> None:
     rows = [{"rank": 1, "step": step} for step in range(9)]
     (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "rank1.jsonl").write_text(lines("step", rows))
-    monkeypatch.setattr(stream, "MOST_NEW", 100)  # bytes that are read at once
-    assert Sent(tmp_path)._told_by({1}, {}) == rows
+    (tmp_path / FOLDER / "rank1.jsonl").write_text(encode_lines("step", rows))
+    monkeypatch.setattr(stream, "MAX_READ_BYTES", 100)  # bytes that are read at once
+    assert Sent(tmp_path)._rows_of({1}, {}) == rows
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
@@ -93,10 +93,10 @@ def test_what_ranks_have_printed_is_written_once(tmp_path: Path, is_sent: bool) 
     sent = Sent(tmp_path, again if is_sent else RankError("rank 0", 0))
     sent._calls = calls
     try:
-        sent._go_back([1], RankError("rank 1 failed", 1))
+        sent._restart([1], RankError("rank 1 failed", 1))
     except RankError as error:
-        sent._lose(error)
+        sent._record_failure(error)
     else:
-        sent._lose(RankError("rank 0 failed", 0))
+        sent._record_failure(RankError("rank 0 failed", 0))
     written = (tmp_path / "logs" / "rank0.log").read_text()
     assert written == ("one\ntwo\n" if is_sent else "one\n")

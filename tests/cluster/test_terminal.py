@@ -10,8 +10,8 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit import Cluster, Experiment
-from labkit.cluster.run_progress import Tally
-from labkit.cluster.terminal import Line, in_notebook, line
+from labkit.cluster.run_progress import RunProgress
+from labkit.cluster.terminal import ProgressLine, in_notebook, line
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_the_line_says_step_loss_and_the_speed_of_each_rank(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live.tell("step", *ROWS)
-    Line(every=0.0, end="\n").draw(live)
+    ProgressLine(every=0.0, end="\n").draw(live)
     shown = capsys.readouterr().err
     for part in ("mine", "epoch 1/3", "step 2", "loss 1.0000", "rank 0 8/s", "rank 1 8/s"):
         assert part in shown
@@ -33,12 +33,12 @@ def test_the_line_says_how_long_it_will_take(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    live.tally = Tally(3, clock=lambda: now[0])
+    live.progress = RunProgress(3, clock=lambda: now[0])
     live.tell("plan", {"steps": 4})
     live.tell("step", *ROWS[:2])
     now[0] = 0.5
     live.tell("step", *ROWS[2:])
-    Line(every=0.0, end="\n").draw(live)
+    ProgressLine(every=0.0, end="\n").draw(live)
     assert "  5 s left\n" in capsys.readouterr().err
 
 
@@ -47,14 +47,14 @@ def test_the_line_asks_the_rank_that_knows_the_loss(
 ) -> None:
     silent = {"loss": float("nan"), "samples": 0.0}
     live.tell("step", *(row | (silent if row["rank"] == 1 else {}) for row in ROWS))
-    Line(every=0.0, end="\n").draw(live)
+    ProgressLine(every=0.0, end="\n").draw(live)
     assert "loss 1.0000  rank 0 8/s\n" in capsys.readouterr().err
 
 
 def test_the_line_is_rewritten_in_a_terminal_and_left_standing(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = Line(every=0.0, end="")
+    shown = ProgressLine(every=0.0, end="")
     live.tell("step", *ROWS[:2])
     shown.draw(live)
     live.tell("step", *ROWS[2:])
@@ -69,7 +69,7 @@ def test_the_line_is_rewritten_in_a_terminal_and_left_standing(
 def test_a_log_gets_few_lines_but_always_the_last(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = Line(every=60.0, end="\n")
+    shown = ProgressLine(every=60.0, end="\n")
     shown._shown_at = float("inf")  # as if one had just been shown
     live.tell("step", *ROWS)
     shown.draw(live)
@@ -81,7 +81,7 @@ def test_a_log_gets_few_lines_but_always_the_last(
 def test_nothing_is_said_of_a_run_without_rows(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Line(every=0.0, end="\n").close(live)
+    ProgressLine(every=0.0, end="\n").close(live)
     assert capsys.readouterr().err == ""
 
 
@@ -104,7 +104,7 @@ def test_a_real_run_is_shown_while_it_goes_on(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"rows": 64, "test_rows": 9}
-    experiment = Experiment(model="linear", dataset_options=options, workers=2, gate=False)
+    experiment = Experiment(model="linear", dataset_options=options, workers=2, verify=False)
     cluster.run(experiment)
     shown = capsys.readouterr().err
     assert "linear-digits-allreduce-w2  epoch 1/1  step 1  loss " in shown

@@ -20,9 +20,9 @@ class Starting(Cluster):
 
     def __init__(self, folder: Path) -> None:
         self.starts = 0
-        engines: Any = SimpleNamespace(folder=folder, let_go=lambda: None, start=self._count)
+        engines: Any = SimpleNamespace(folder=folder, release=lambda: None, start=self._count)
         engines.how_ended = lambda: None
-        self._begin(engines)
+        self._open(engines)
 
     def _count(self) -> Any:
         self.starts += 1
@@ -38,7 +38,7 @@ class Starting(Cluster):
 
 def test_threads_that_find_no_engines_start_them_once(tmp_path: Path) -> None:
     cluster = Starting(tmp_path)
-    cluster._let_go()
+    cluster._release()
     clients: list[Any] = []
     threads = [threading.Thread(target=lambda: clients.append(cluster.client)) for _ in range(3)]
     for thread in threads:

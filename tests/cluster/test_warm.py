@@ -21,7 +21,7 @@ from listening import watched
 from labkit import Cluster
 from labkit.cli.app import app
 from labkit.cluster import cluster_name, launch, warm
-from labkit.cluster.lease import KEEPER, WARM, Lease, take
+from labkit.cluster.lease import KEEPER, WARM, Lease, release_warm_lease
 from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
@@ -57,7 +57,7 @@ with labkit.Cluster(workers=2, name=sys.argv[1] or None) as cluster:
         "weights": hashlib.sha256(b"".join(weights)).hexdigest(),
     }))
 """
-KEPT_WARM = "2 MPI engines, kept warm since a start of"
+KEPT_WARM = "2 MPI engines, already warm after a start of"
 # Holds a lock of a cluster's folder until it gets a line.
 HOLDS = """
 import sys, time
@@ -120,7 +120,7 @@ def gone() -> int:
 
 def wait_for(folder: Path, state: str | None) -> None:
     end = time.monotonic() + PATIENCE
-    while (said := warm.standing(folder)) is None or said["state"] != state:
+    while (said := warm.read_status(folder)) is None or said["state"] != state:
         if said is None and state is None:
             return
         assert time.monotonic() < end, said
@@ -132,7 +132,7 @@ def wait_for(folder: Path, state: str | None) -> None:
 
 def test_a_cluster_is_taken_from_who_keeps_it_warm_once(tmp_path: Path) -> None:
     lease, other = Lease(tmp_path, WARM), Lease(tmp_path)
-    take(tmp_path)
+    release_warm_lease(tmp_path)
     assert (lease.path.exists(), other.path.exists()) == (False, True)
     lease.release()
     other.release()
@@ -148,7 +148,7 @@ def test_a_cluster_is_taken_from_who_keeps_it_warm_once(tmp_path: Path) -> None:
     ],
 )
 def test_another_shape_has_another_name(other: dict[str, Any]) -> None:
-    assert cluster_name.usual_name(Start(**{"workers": 2} | other)) != cluster_name.usual_name(
+    assert cluster_name.default_name(Start(**{"workers": 2} | other)) != cluster_name.default_name(
         Start(2)
     )
 
@@ -156,30 +156,30 @@ def test_another_shape_has_another_name(other: dict[str, Any]) -> None:
 def test_engines_that_have_read_other_variables_or_run_other_code_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = cluster_name.usual_name(Start(2))
+    usual = cluster_name.default_name(Start(2))
     same = {"OMPI_MCA_btl": "tcp,self"}  # what a start sets itself, it sets for all
     same |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/x", "MPLBACKEND": "agg"}
     other = {"XLA_FLAGS": "--xla_dump_to=x", "PYTHONOPTIMIZE": "2", "LC_ALL": "C", "LANG": "xx"}
     for name, value in (same | other).items():
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert (cluster_name.usual_name(Start(2)) == usual) == (name in same), name
+            assert (cluster_name.default_name(Start(2)) == usual) == (name in same), name
     for name in ("version", "fingerprint"):
         with monkeypatch.context() as patch:
             patch.setattr(cluster_name, name, lambda *_: "another")
-            assert cluster_name.usual_name(Start(2)) != usual, name
+            assert cluster_name.default_name(Start(2)) != usual, name
 
 
 def test_a_relative_folder_of_modules_is_another_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
-    here = cluster_name.usual_name(Start(2))
+    here = cluster_name.default_name(Start(2))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}{os.pathsep}/lib")
-    assert cluster_name.usual_name(Start(2)) == here
+    assert cluster_name.default_name(Start(2)) == here
     monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/lib")
     monkeypatch.chdir("/")
-    assert cluster_name.usual_name(Start(2)) != here
+    assert cluster_name.default_name(Start(2)) != here
     assert cluster_name.absolute({"PYTHONPATH": "src", "PATH": "bin"}) == {
         "PYTHONPATH": "/src",
         "PATH": "bin",
@@ -198,7 +198,9 @@ def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
         patch.setattr(os, "environ", theirs | set_since)
         patch.setattr(sys, "path", ["/lib"])
         mine[imports.VARIABLE] = "/mine"
-        warm.settle(str(own), mine | {KEEPER: "of a cluster that this one is started from"})
+        warm.adopt_environment(
+            str(own), mine | {KEEPER: "of a cluster that this one is started from"}
+        )
         assert os.environ == mine | set_since
         assert sys.path == ["/lib", "/mine"]
     assert Path.cwd() == own
@@ -208,7 +210,7 @@ def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
 def test_who_comes_while_another_settles_waits_and_does_not_settle_again(tmp_path: Path) -> None:
     (tmp_path / launch.UNSETTLED).touch()
     with holder(tmp_path, "start.lock", f'    (folder / "{launch.UNSETTLED}").unlink()'):
-        warm.take_over(tmp_path, None)  # it would ask its engines, of which it has none
+        warm.claim_warm_engines(tmp_path, None)  # it would ask its engines, of which it has none
     assert not (tmp_path / launch.UNSETTLED).exists()
 
 
@@ -244,18 +246,18 @@ def test_memory_is_told_although_engines_have_just_ended() -> None:
 def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     own_runtime: Path, tmp_path: Path
 ) -> None:
-    folder = cluster_name.folder_of(cluster_name.usual_name(Start(2)))
-    first = CliRunner().invoke(app, ["warm"], env={"LABKIT_PEERS": "/of/this/terminal"})
+    folder = cluster_name.folder_of(cluster_name.default_name(Start(2)))
+    first = CliRunner().invoke(app, ["prestart"], env={"LABKIT_PEERS": "/of/this/terminal"})
     assert first.output.startswith("warm after"), first.output
-    again = CliRunner().invoke(app, ["warm", "--minutes", "5"])
+    again = CliRunner().invoke(app, ["prestart", "--minutes", "5"])
     assert again.output.startswith("already warm: 2 ranks of 1 thread"), again.output
-    said = warm.standing(folder)
+    said = warm.read_status(folder)
     assert said is not None
     assert said["bytes"] > 2 * 100 * 2**20
 
     with Cluster(workers=1) as smaller:  # not its shape: it stands as it stood
         assert smaller.state()["warm"] is None
-    assert warm.standing(folder) == said
+    assert warm.read_status(folder) == said
 
     # Two at one moment: one has taken it, and the other attaches, as to any that is up.
     (tmp_path / "both").mkdir()
@@ -282,7 +284,7 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
 
 @pytest.mark.slow
 def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -> None:
-    folder = cluster_name.folder_of(cluster_name.usual_name(Start(1)))
+    folder = cluster_name.folder_of(cluster_name.default_name(Start(1)))
     with watched() as open_to_others:
         said, already = warm.start(Start(1), idle=1)
         assert (said["state"], already) == ("warm", False)
@@ -291,17 +293,17 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
     assert left_of(own_runtime) == []
     warm.start(Start(1), idle=600)
     assert warm.stop(workers=2) == []
-    assert CliRunner().invoke(app, ["warm", "--stop"]).output == "ended: 1 rank of 1 thread\n"
+    assert CliRunner().invoke(app, ["prestart", "--stop"]).output == "ended: 1 rank of 1 thread\n"
     # Engines are gone when it returns, not soon after.
     assert left_of(own_runtime, patience=0) == []
-    assert "no such engines" in CliRunner().invoke(app, ["warm", "--stop"]).output
+    assert "no warm engines match" in CliRunner().invoke(app, ["prestart", "--stop"]).output
 
 
 @pytest.mark.slow
 def test_a_start_that_was_given_up_ends_as_if_who_waits_had_begun_it(
     own_runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder := cluster_name.folder_of(cluster_name.usual_name(Start(1)))).mkdir()
+    (folder := cluster_name.folder_of(cluster_name.default_name(Start(1)))).mkdir()
     command = [sys.executable, "-m", "labkit.cluster.warm", str(folder), Start(1).to_json(), "600"]
     with subprocess.Popen(command, cwd=folder) as warms:
         while launch.state(folder)["state"] != "starting":

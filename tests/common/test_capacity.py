@@ -23,9 +23,17 @@ def no_force(monkeypatch: pytest.MonkeyPatch) -> None:
     ("machine", "ranks", "told"),
     [
         (SMALL, 17, r"17 ranks on 2 cores: allowed are 16, 8 for each core; .*oversubscribe=True"),
-        (SMALL, 30, r"30 ranks want at least 21.0 GiB of memory, 20.0 GiB are free; .*--force"),
-        (SMALL, 64, r"64 ranks want at least 44.8 GiB .* has 24.0 GiB: allowed are 34; .* fewer"),
-        (SMALL._replace(free=1.0), 2, r"2 ranks want at least 1.4 GiB of memory, 1.0 GiB are free"),
+        (
+            SMALL,
+            30,
+            r"30 ranks need at least 21.0 GiB of memory, but only 20.0 GiB are free; .*--force",
+        ),
+        (SMALL, 64, r"64 ranks need at least 44.8 GiB .* has 24.0 GiB; allowed are 34: .* fewer"),
+        (
+            SMALL._replace(free=1.0),
+            2,
+            r"2 ranks need at least 1.4 GiB .* only 1.0 GiB are free",
+        ),
     ],
 )
 def test_ranks_without_memory_or_cores_are_refused_with_the_numbers(
@@ -69,5 +77,5 @@ def test_a_cluster_of_more_ranks_than_any_machine_holds_starts_nothing(
         raise AssertionError("the keeper starts")
 
     monkeypatch.setattr(launch, "launch", start)  # which a test must never reach with these ranks
-    with pytest.raises(InvalidInput, match=r"9999 ranks want at least .* oversubscribe=True"):
+    with pytest.raises(InvalidInput, match=r"9999 ranks need at least .* oversubscribe=True"):
         Cluster(workers=9_999, **more)

@@ -71,24 +71,24 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(imports.VARIABLE, "")  # so that it is as before when the test ends
     monkeypatch.delenv(imports.VARIABLE)
     yield
-    imports.add("")
+    imports.append_folders("")
 
 
 @pytest.mark.usefixtures("_path")
 def test_a_folder_comes_last_and_in_place_of_the_one_before() -> None:
-    imports.add("/one")
-    imports.add("/two")
+    imports.append_folders("/one")
+    imports.append_folders("/two")
     assert sys.path == ["/lib", "/site-packages", "/two"]
     assert os.environ[imports.VARIABLE] == "/two"
-    imports.add("")
+    imports.append_folders("")
     assert sys.path == ["/lib", "/site-packages"]
 
 
 @pytest.mark.usefixtures("_path")
 def test_a_folder_that_is_on_the_path_already_keeps_its_place() -> None:
-    imports.add("/lib")
+    imports.append_folders("/lib")
     assert sys.path == ["/lib", "/site-packages"]
-    imports.add("/other")
+    imports.append_folders("/other")
     assert sys.path == ["/lib", "/site-packages", "/other"]
 
 
@@ -96,19 +96,19 @@ def test_a_folder_that_is_on_the_path_already_keeps_its_place() -> None:
 def test_ranks_import_from_the_current_folder_where_their_caller_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert imports.folder() == ""
+    assert imports.extra_folders() == ""
     sys.path.insert(0, "")
-    assert imports.folder() == str(tmp_path)
+    assert imports.extra_folders() == str(tmp_path)
     monkeypatch.setenv(imports.VARIABLE, "/of/the/notebook")
-    assert imports.folder() == "/of/the/notebook"
+    assert imports.extra_folders() == "/of/the/notebook"
 
 
 @pytest.mark.usefixtures("_path")
 def test_a_notebook_imports_from_its_folder_and_then_from_its_callers(tmp_path: Path) -> None:
     (tmp_path / "a: b").mkdir()  # a colon, which would part folders in PYTHONPATH
-    imports.add(imports.of_notebook(Path("a: b/n.ipynb")))
+    imports.append_folders(imports.notebook_folders(Path("a: b/n.ipynb")))
     assert sys.path[2:] == [str(tmp_path / "a: b"), str(tmp_path)]
-    imports.add(imports.of_notebook(Path("n.ipynb")))
+    imports.append_folders(imports.notebook_folders(Path("n.ipynb")))
     assert sys.path[2:] == [str(tmp_path)]
 
 

@@ -42,7 +42,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             '{"image_data_format": "channels_first"}',
             {"image_data_format": "channels_first"},
-            "does not hold for named models",
+            "named models ignore",
         ),
         ('{"backend": "jax"}', {}, "keras.json: backend='jax': ranks compute with TensorFlow"),
     ],
@@ -96,12 +96,12 @@ def test_ranks_have_the_settings_of_the_caller_and_the_record_says_so(
     said.write_text(json.dumps(own))
     loss = "sparse_categorical_crossentropy"
     run = cluster.run(
-        Experiment(model=model, dataset=(X, Y), loss=loss, batch_size=4, workers=2, gate=False)
+        Experiment(model=model, dataset=(X, Y), loss=loss, batch_size=4, workers=2, verify=False)
     )
     assert run.environment["keras_settings"] == own
     # A cell finds Keras as a new process of the user's has it.
     assert cluster.call(seen, ranks=2) == [[1e-4, "channels_first", "float64"]] * 2
     said.unlink()
-    again = cluster.run(Experiment(model="mlp", workers=2, steps=1, gate=False))
+    again = cluster.run(Experiment(model="mlp", workers=2, steps_per_epoch=1, verify=False))
     assert "keras_settings" not in again.environment
     assert cluster.call(seen, ranks=2) == [[1e-7, "channels_last", "float32"]] * 2

@@ -141,12 +141,12 @@ def test_a_reports_command_is_one_command_whatever_a_record_holds(value: str) ->
     ],
 )
 def test_what_is_usual_is_a_name(kind: names.Format, name: str) -> None:
-    assert kind.check(name) == name
+    assert kind.validate(name) == name
 
 
 def test_a_refusal_is_one_line_that_says_what_is_allowed() -> None:
     with pytest.raises(InvalidInput) as error:
-        names.HOST.check("a\nb", "hosts")
+        names.HOST.validate("a\nb", "hosts")
     assert re.fullmatch(
         r"hosts: 'a\\nb' is no name or address of a host; allowed: .*", str(error.value)
     )

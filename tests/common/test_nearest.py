@@ -15,10 +15,10 @@ from labkit.common.nearest import (
     UnknownArgument,
     hint,
     listed,
+    literal_strings,
     named_arguments,
     nearest,
     refuse_unknown,
-    words_of,
 )
 from labkit.compression.compressor import parse
 from labkit.exchange.exchange import Exchange
@@ -76,10 +76,10 @@ def test_the_first_unknown_value_is_refused() -> None:
 
 
 def test_words_of_a_type_are_those_of_its_literals() -> None:
-    assert words_of(Literal["ring", "tree"] | tuple[Literal["star"], ...] | None) == [
+    assert literal_strings(Literal["ring", "tree"] | tuple[Literal["star"], ...] | None) == [
         *("ring", "tree", "star")
     ]
-    assert words_of(int) == []
+    assert literal_strings(int) == []
 
 
 def test_a_function_refuses_an_argument_that_it_does_not_have() -> None:
@@ -118,8 +118,8 @@ GIVEN: dict[str, tuple[Callable[[], object], str]] = {
     "activation": (lambda: lk.Experiment(model_options={"activation": "rleu"}), "relu"),
     "data set": (lambda: lk.Experiment(dataset="mnits"), "mnist"),
     "optimizer": (lambda: lk.Experiment(optimizer="Adma"), "adam"),
-    "shards": (lambda: lk.Experiment(shards="by_lable"), "by_label"),
-    "slowdown": (lambda: lk.Experiment(slow={0: {"comput": 2}}), "compute"),
+    "data_partition": (lambda: lk.Experiment(data_partition="by_lable"), "by_label"),
+    "slowdown": (lambda: lk.Experiment(stragglers={0: {"comput": 2}}), "compute"),
     "network": (lambda: lk.Experiment(network="1gbe"), "1GbE"),
     "field of a network": (lambda: lk.Network(latency=0, bandwith=1e9), "bandwidth"),
     "fault": (lambda: lk.Fault("kil", rank=0, step=0), "kill"),
@@ -130,14 +130,14 @@ GIVEN: dict[str, tuple[Callable[[], object], str]] = {
     "schedule": (lambda: lk.Pipeline(schedule="gpip"), "gpipe"),
     "partition": (lambda: lk.Pipeline(partition="parameter"), "parameters"),
     "topology": (lambda: lk.Gossip(topology="rnig"), "ring"),
-    "outer optimizer": (lambda: lk.ParameterAveraging(outer="nestrov"), "nesterov"),
+    "outer optimizer": (lambda: lk.ParameterAveraging(outer_optimizer="nestrov"), "nesterov"),
     "compressor": (lambda: lk.AllReduce(compressor="topk"), "TopK"),
     "field of a compressor": (lambda: lk.TopK(ration=0.1), "ratio"),
     "compressor by mapping": (lambda: parse({"name": "TopK", "rato": 0.1}), "ratio"),
     "checkpoint": (lambda: lk.Checkpoint(evry=3), "every"),
     "exchange": (lambda: Exchange(None, schedule="overlp"), "overlap"),  # type: ignore[arg-type]
     "cluster": (lambda: lk.Cluster(worker=2), "workers"),  # type: ignore[call-arg]
-    "further of a cluster": (lambda: lk.Cluster(2, plase="core"), "place"),
+    "further of a cluster": (lambda: lk.Cluster(2, map_bi="core"), "map_by"),
     "launcher": (lambda: lk.Cluster(2, launcher="slrum"), "slurm"),
     "run": (lambda: lk.run(lk.Experiment(), checkpont=3), "checkpoint"),  # type: ignore[call-arg]
     "simulated": (lambda: simulate("rin", 4, 1e6, lk.Network(latency=0, bandwidth=1)), "ring"),

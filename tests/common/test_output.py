@@ -16,7 +16,7 @@ OWN = {
     "trace.json": '{"otherData": {"generator": "labkit"}, "traceEvents": []}',
     "rows.json": '{"tried": 5, "bench": "fuzz", "case": "records"}\n',
     "machine.json": '{\n "schema_version": 2,\n "made": "2026",\n "machine": {"cores": 2}}',
-    "job.yaml": "# n.ipynb as an MPIJob\n# Written by `labkit kubernetes`, and not run there.\n",
+    "job.yaml": "# n as an MPIJob\n# Written by `labkit kubernetes`, which does not run it.\n",
     "METHODS.md": "# Methods\n\nMade from the docstrings by `labkit methods -o METHODS.md`.\n",
     "runs.csv": "test_loss,workers,run,state,started\n0.5,2,a,completed,2026\n",
     "runs.parquet": "PAR1\0\1 run state started PAR1",

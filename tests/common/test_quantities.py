@@ -15,7 +15,7 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of, parse_bytes, parse_limit, parse_rate, parse_seconds
 from labkit.exchange.exchange import Exchange
-from labkit.hosts.plan import Plan
+from labkit.hosts.plan import TestbedPlan
 
 RATES = {
     **dict.fromkeys(("1Gb", "1Gb/s", "1Gbps", "1 Gbit/s", "1gbps", "1 Gb / s", "1000Mb"), 125e6),
@@ -57,7 +57,7 @@ def test_every_spelling_is_read(parse: Callable[[str], float], known: dict[str, 
     [
         (parse_rate, BAD_RATES, "give bytes/s, or a rate such as '1Gb/s'"),
         (parse_seconds, BAD_TIMES, "give seconds, or a time such as '5ms'"),
-        (parse_bytes, BAD_SIZES, "give bytes, or such as '64KiB'"),
+        (parse_bytes, BAD_SIZES, "give bytes, or a size such as '64KiB'"),
     ],
 )
 def test_what_is_no_quantity_is_refused_with_what_is_allowed(
@@ -89,14 +89,17 @@ GIVEN: dict[str, tuple[Callable[[object], object], tuple[object, ...]]] = {
         (125e3, "1Mb"),
     ),
     "pause": (lambda v: lk.Slowdown(pause=(0, v)).pause, (0.5, "500ms")),
-    "compute": (lambda v: lk.Experiment(clock="virtual", compute=v).compute, (0.005, "5ms")),
-    "values": (lambda v: lk.ComputeTime(values=[v]).values, (0.005, "5ms")),
-    "later": (lambda v: lk.Experiment(clock="virtual", later=((0, 0, v),)).later, (2, "2s")),
+    "compute_time": (lambda v: lk.VirtualClock(compute_time=v).compute_time, (0.005, "5ms")),
+    "values": (lambda v: lk.ComputeTime(trace=[v]).trace, (0.005, "5ms")),
+    "message_delays": (
+        lambda v: lk.VirtualClock(message_delays=((0, 0, v),)).message_delays,
+        (2, "2s"),
+    ),
     "fault": (lambda v: lk.Fault("pause", rank=0, step=0, seconds=v).seconds, (0.2, "200 ms")),
     "checkpoint": (lambda v: lk.Checkpoint(v).interval(None), ("90s", "1.5min", "1.5 minutes")),
-    "failures": (lambda v: lk.Checkpoint(failures=v).failures, (3600, "1h")),
+    "failures": (lambda v: lk.Checkpoint(mtbf=v).mtbf, (3600, "1h")),
     "buckets": (lambda v: lk.AllReduce(bucket_bytes=v).bucket_bytes, (65536, "64KiB")),
-    "testbed": (lambda v: Plan(bandwidth=v).rate, ("1Gb", "1Gb/s", "1 Gbit/s", "125MB/s")),
+    "testbed": (lambda v: TestbedPlan(bandwidth=v).rate, ("1Gb", "1Gb/s", "1 Gbit/s", "125MB/s")),
     "bench": (bits_of, ("100Mb", "100Mbps")),
 }
 
@@ -119,7 +122,7 @@ def test_a_bucket_of_the_exchange_and_a_limit_of_a_cluster_are_refused_at_once()
     with pytest.raises(InvalidInput, match=r"bucket_bytes='4Mb' is impossible; give bytes"):
         Exchange(_Ranks(), bucket_bytes="4Mb")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"limit='5 parsecs' is impossible; give seconds"):
-        lk.Cluster(2, limit="5 parsecs")
+        lk.Cluster(2, timeout="5 parsecs")
 
 
 class _Ranks:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.common.rows import Plan, cut
+from labkit.common.rows import BatchPlan, cut
 
 capacities = st.lists(st.floats(0.01, 100), min_size=1, max_size=9).map(tuple)
 plans = st.builds(
-    Plan,
+    BatchPlan,
     rows=st.integers(1, 200),
     batch_size=st.integers(1, 90),
     capacities=capacities,
@@ -50,14 +50,14 @@ def test_a_share_that_is_a_whole_number_is_not_rounded_down() -> None:
 
 
 @given(plans, st.integers(0, 3))
-def test_every_row_is_seen_exactly_once_an_epoch(plan: Plan, epoch: int) -> None:
-    seen = np.concatenate(plan.whole(epoch))
+def test_every_row_is_seen_exactly_once_an_epoch(plan: BatchPlan, epoch: int) -> None:
+    seen = np.concatenate(plan.global_batches(epoch))
     assert sorted(seen) == list(range(plan.rows))
 
 
 @given(plans, st.integers(0, 3))
 def test_the_ranks_parts_are_as_large_as_announced_and_make_the_global_batch(
-    plan: Plan, epoch: int
+    plan: BatchPlan, epoch: int
 ) -> None:
     parts = [plan.local(rank, epoch) for rank in range(len(plan.capacities))]
     for step in range(plan.steps_per_epoch):
@@ -69,18 +69,18 @@ def test_the_ranks_parts_are_as_large_as_announced_and_make_the_global_batch(
 
 @given(plans, capacities)
 def test_global_batches_do_not_depend_on_the_ranks_unless_rows_are_owned(
-    plan: Plan, others: tuple[float, ...]
+    plan: BatchPlan, others: tuple[float, ...]
 ) -> None:
     if plan.owned:
         return
-    one = Plan(plan.rows, plan.batch_size, others, plan.seed)
-    for ours, theirs in zip(plan.whole(1), one.whole(1), strict=True):
+    one = BatchPlan(plan.rows, plan.batch_size, others, plan.seed)
+    for ours, theirs in zip(plan.global_batches(1), one.global_batches(1), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @given(plans)
-def test_owned_rows_stay_with_their_rank(plan: Plan) -> None:
-    owned = Plan(plan.rows, plan.batch_size, plan.capacities, plan.seed, owned=True)
+def test_owned_rows_stay_with_their_rank(plan: BatchPlan) -> None:
+    owned = BatchPlan(plan.rows, plan.batch_size, plan.capacities, plan.seed, owned=True)
     ranks = range(len(plan.capacities))
     assert sorted(np.concatenate([owned.own_rows(rank) for rank in ranks])) == list(
         range(plan.rows)
@@ -92,32 +92,32 @@ def test_owned_rows_stay_with_their_rank(plan: Plan) -> None:
 
 
 def test_rows_that_are_not_owned_move_between_ranks() -> None:
-    plan = Plan(100, 10, (1.0, 1.0))
+    plan = BatchPlan(100, 10, (1.0, 1.0))
     first, second = (set(np.concatenate(plan.local(0, epoch)).tolist()) for epoch in (0, 1))
     assert first != second
 
 
 @pytest.mark.parametrize("owned", [False, True])
 def test_epochs_and_seeds_shuffle_differently_and_repeat(owned: bool) -> None:
-    plan = Plan(64, 8, (1.0, 1.0), seed=1, owned=owned)
-    again = Plan(64, 8, (1.0, 1.0), seed=1, owned=owned)
-    other = Plan(64, 8, (1.0, 1.0), seed=2, owned=owned)
-    order = np.concatenate(plan.whole(0)).tolist()
-    assert np.concatenate(again.whole(0)).tolist() == order
-    assert np.concatenate(plan.whole(1)).tolist() != order
-    assert np.concatenate(other.whole(0)).tolist() != order
+    plan = BatchPlan(64, 8, (1.0, 1.0), seed=1, owned=owned)
+    again = BatchPlan(64, 8, (1.0, 1.0), seed=1, owned=owned)
+    other = BatchPlan(64, 8, (1.0, 1.0), seed=2, owned=owned)
+    order = np.concatenate(plan.global_batches(0)).tolist()
+    assert np.concatenate(again.global_batches(0)).tolist() == order
+    assert np.concatenate(plan.global_batches(1)).tolist() != order
+    assert np.concatenate(other.global_batches(0)).tolist() != order
 
 
 def test_with_more_ranks_than_rows_some_ranks_have_empty_batches_of_every_step() -> None:
-    plan = Plan(rows=3, batch_size=2, capacities=(1.0,) * 5)
+    plan = BatchPlan(rows=3, batch_size=2, capacities=(1.0,) * 5)
     assert plan.steps_per_epoch == 2
     assert [sum(plan.sizes(step)) for step in range(2)] == [2, 1]
     assert all(len(plan.local(rank, 0)) == 2 for rank in range(5))
 
 
 @given(plans, st.integers(1, 5))
-def test_a_cap_on_steps_keeps_the_first_batches(plan: Plan, steps: int) -> None:
-    capped = Plan(plan.rows, plan.batch_size, plan.capacities, plan.seed, steps, plan.owned)
+def test_a_cap_on_steps_keeps_the_first_batches(plan: BatchPlan, steps: int) -> None:
+    capped = BatchPlan(plan.rows, plan.batch_size, plan.capacities, plan.seed, steps, plan.owned)
     assert capped.steps_per_epoch == min(steps, plan.steps_per_epoch)
-    for short, full in zip(capped.whole(1), plan.whole(1), strict=False):
+    for short, full in zip(capped.global_batches(1), plan.global_batches(1), strict=False):
         np.testing.assert_array_equal(np.sort(short), np.sort(full))

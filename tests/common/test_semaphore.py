@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.common.lock import KEEPER, Lock
-from labkit.common.semaphore import Semaphore, start_places
+from labkit.common.semaphore import Semaphore, start_semaphore
 
 HOLDER = """
 import sys
@@ -42,7 +42,7 @@ def test_a_rank_starts_in_its_turn_and_ends_with_its_keeper(tmp_path: Path, plac
     (tmp_path / "rank.py").write_text("import sys; open('ran', 'w').write(sys.argv[1])")
     keeper = Lock(tmp_path / "keeper.lock")
     assert keeper.acquire()
-    count = start_places(keeper.path).count
+    count = start_semaphore(keeper.path).count
     taken = [Lock(tmp_path / "starts" / str(n)) for n in range(count * (places == "taken"))]
     assert all(place.acquire() for place in taken)
     command = [sys.executable, "-m", "labkit.common.semaphore", "rank", "argument"]

@@ -55,15 +55,15 @@ def test_an_instance_begins_blank() -> None:
 def test_a_field_that_is_computed_when_it_is_wanted_may_be_missing() -> None:
     entry, counter = record_named("Counter"), Counter()
     assert entry.values(counter) == {"first": 1}
-    entry.check(entry.values(counter))
+    entry.validate_names(entry.values(counter))
     assert counter.lazy == 2
     assert entry.values(counter) == {"first": 1, "lazy": 2}
 
 
 @pytest.mark.parametrize("names", [{}, {"lazy": 1}, {"first": 1, "third": 1}, {"__class__": 1}])
 def test_other_fields_are_refused(names: dict[str, int]) -> None:
-    with pytest.raises(LabkitError, match="Counter of a state has the fields first, lazy; missing"):
-        record_named("Counter").check(names)
+    with pytest.raises(LabkitError, match="Counter in a state has the fields first, lazy; missing"):
+        record_named("Counter").validate_names(names)
 
 
 def test_a_class_is_state_only_where_it_says_so() -> None:
@@ -74,7 +74,7 @@ def test_a_class_is_state_only_where_it_says_so() -> None:
     assert record_of(Counter) is not None
     assert record_of(Other) is None
     assert record_of(int) is None
-    with pytest.raises(LabkitError, match=r"names a record 'Other'; allowed: .*Counter"):
+    with pytest.raises(LabkitError, match=r"unknown class 'Other'; allowed: .*Counter"):
         record_named("Other")
 
 

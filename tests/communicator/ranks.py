@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.communicator import ALGORITHMS, Communicator, world
 from labkit.schedules import ALLREDUCE
-from labkit.schedules.interpreter import result
+from labkit.schedules.interpreter import final_buffers
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
 
@@ -44,7 +44,7 @@ def sums(communicator: Communicator) -> None:
                 if not np.all(np.abs(buffer.astype(np.float64) - exact) <= allowed):
                     print(f"wrong sum: {case}")
                 if rounds and length and not (apart and np.dtype(dtype).itemsize == 2):
-                    reference = result(rounds, np.array(given))
+                    reference = final_buffers(rounds, np.array(given))
                     if reference[communicator.rank].tobytes() != buffer.tobytes():
                         print(f"not the bits of the reference: {case}")
 

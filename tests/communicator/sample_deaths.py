@@ -49,8 +49,8 @@ def gathered(communicator: Communicator) -> None:
 
 
 def stopped_together(communicator: Communicator) -> None:
-    communicator.board.end_after(1 << 40)
-    communicator.meet("the next one")
+    communicator.board.announce_end(1 << 40)
+    communicator.barrier("the next one")
 
 
 def parted(communicator: Communicator) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     name, victims = sys.argv[1], [int(each) for each in sys.argv[2].split(",")]
     seconds = float(sys.argv[3])
     network = "10GbE" if name == "links" else None
-    communicator, call = world(limit=20.0, network=network), CALLS[name]
+    communicator, call = world(timeout=20.0, network=network), CALLS[name]
     own = communicator.rank
     for victim in victims:
         if own == victim:

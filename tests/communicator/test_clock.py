@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from labkit import Cluster
-from labkit.communicator import WALL, Communicator, WaitTooLong, alone, computing, world
+from labkit.communicator import WALL, Communicator, WaitTooLong, computing, single_rank, world
 from labkit.network import Network
 
-NETWORK = Network(latency=100.0, bandwidth=1e3, slow={0: 3.0})  # no test waits for it really
+NETWORK = Network(latency=100.0, bandwidth=1e3, stragglers={0: 3.0})  # no test waits for it really
 NBYTES = 40_000
 
 
@@ -44,7 +44,7 @@ def test_the_wall_clock_wakes_up_when_it_was_asked_to(exact: bool) -> None:
 
 def on_its_own_clock(communicator: Any, act: Any) -> tuple[float, float]:
     """Seconds of the manual clock and of the wall that an act of two ranks takes."""
-    communicator.meet()
+    communicator.barrier()
     clock, start = ManualClock(), time.monotonic()
     own = world([0, 1], math.inf, NETWORK, clock)
     act(own)
@@ -64,7 +64,7 @@ def hand_over(own: Communicator) -> None:
             own.send(data, 1 - sender)
         else:
             own.recv(data, sender)
-        own.meet()
+        own.barrier()
 
 
 def put(own: Communicator) -> None:
@@ -85,7 +85,7 @@ def test_an_emulated_network_keeps_the_clock_it_is_given(cluster: Cluster, act: 
 def test_a_slow_rank_computes_longer_by_the_clock_it_is_given(cluster: Cluster) -> None:
     def compute(communicator: Any) -> float:
         clock = ManualClock()
-        own = Communicator(alone()._comm, network=NETWORK, clock=clock)
+        own = Communicator(single_rank()._comm, network=NETWORK, clock=clock)
         before = clock.now()
         with computing(own)():
             clock.sleep(100.0)
@@ -97,7 +97,7 @@ def test_a_slow_rank_computes_longer_by_the_clock_it_is_given(cluster: Cluster) 
 def test_patience_ends_by_the_clock_it_is_given(cluster: Cluster) -> None:
     def wait_in_vain(communicator: Any) -> tuple[str, float, float]:
         clock, start = ManualClock(), time.monotonic()
-        own = Communicator(alone()._comm, limit=20.0, clock=clock)
+        own = Communicator(single_rank()._comm, timeout=20.0, clock=clock)
         try:
             own.recv(np.zeros(1), 0)
         except WaitTooLong as error:

@@ -78,7 +78,7 @@ def test_objects_and_buffers_reach_the_ranks_they_are_meant_for(
         communicator.broadcast(flags, root)
         return {
             "broadcast": (matrix.tolist(), float(scalar), empty.shape, flags.tolist()),
-            "share": communicator.share({"from": rank} if at_root else None, root),
+            "share": communicator.broadcast_object({"from": rank} if at_root else None, root),
             "allgather": communicator.allgather(str(rank)),
             "scatter": communicator.scatter(
                 [f"to {r}" for r in range(4)] if at_root else None, root
@@ -95,7 +95,7 @@ def test_objects_and_buffers_reach_the_ranks_they_are_meant_for(
 @pytest.mark.parametrize("size", SIZES)
 def test_any_number_of_the_first_ranks_makes_a_world(cluster: Cluster, size: int) -> None:
     def describe(communicator: Any) -> tuple[int, int, int]:
-        communicator.meet()
+        communicator.barrier()
         return communicator.rank, communicator.size, communicator.local_rank
 
     assert cluster.call(describe, ranks=size) == [(rank, size, rank) for rank in range(size)]
@@ -123,7 +123,7 @@ def test_split_makes_groups_in_the_order_of_ranks_or_of_the_key(cluster: Cluster
 def test_the_meter_counts_what_a_rank_hands_over_and_how_long_it_waits(cluster: Cluster) -> None:
     def count(communicator: Any) -> list[Any]:
         buffer = np.zeros(1000, np.float32)
-        communicator.meet()
+        communicator.barrier()
         before = communicator.traffic.copy()
         if communicator.rank == 1:
             time.sleep(2.0)
@@ -157,10 +157,10 @@ def test_a_rank_that_fails_is_named_by_those_that_wait_and_the_engines_stay_usab
     cluster: Cluster,
 ) -> None:
     def fail(communicator: Any) -> None:
-        communicator.meet()
+        communicator.barrier()
         if communicator.rank == 2:
             raise KeyError("lost in the woods")
-        communicator.allreduce(np.ones(3), what="a long sum")
+        communicator.allreduce(np.ones(3), label="a long sum")
 
     before = cluster.call(engine)
     begin = time.monotonic()
@@ -168,14 +168,14 @@ def test_a_rank_that_fails_is_named_by_those_that_wait_and_the_engines_stay_usab
         cluster.call(fail)
     assert caught.value.rank == 2
     assert "lost in the woods" in caught.value.remote
-    assert time.monotonic() - begin < cluster.limit / 2
+    assert time.monotonic() - begin < cluster.timeout / 2
     assert cluster.call(engine) == before
 
 
 def engine(communicator: Any) -> int:
     import os
 
-    communicator.meet()
+    communicator.barrier()
     return os.getpid()
 
 
@@ -185,14 +185,14 @@ def test_the_waiting_ranks_raise_rank_failed_with_the_cause(cluster: Cluster) ->
 
         communicator = communicator.split(0)  # out of step afterwards; the one of the call is not
         if communicator.rank == 1:
-            communicator.meet()
+            communicator.barrier()
             communicator.board.fail("ValueError: no more ink")
             return "failed"
         try:
-            communicator.meet()  # the failure may be seen here already
-            communicator.share(None, what="the shared letter")
+            communicator.barrier()  # the failure may be seen here already
+            communicator.broadcast_object(None, label="the shared letter")
         except RankFailed as error:
-            remembered = communicator.patience.trouble is error
+            remembered = communicator.wait_policy.first_error is error
             return f"{error.rank}, {remembered}: {error}"
         return "went on"
 
@@ -207,14 +207,14 @@ def test_a_rank_that_does_not_come_is_named_with_the_call_it_is_in(
         from labkit.communicator import WaitTooLong
 
         communicator = communicator.split(0)  # out of step afterwards; the one of the call is not
-        communicator.meet("the start of the race")
-        communicator.patience.limit = 2.0
+        communicator.barrier("the start of the race")
+        communicator.wait_policy.timeout = 2.0
         if communicator.rank == 1:
             while len(list(folder.glob("told*"))) < 2:
                 time.sleep(0.05)
             return ""
         try:
-            communicator.allgather(0, what="the finish")
+            communicator.allgather(0, label="the finish")
         except WaitTooLong as error:
             (folder / f"told{communicator.rank}").touch()
             return str(error)
@@ -224,7 +224,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_call_it_is_in(
     assert "rank 0 has waited 2 s in the finish" in first
     assert "rank 1 is in work after the start of the race for " in first
     assert "rank 2 is in" not in first
-    assert "limit=" in first
+    assert "timeout=" in first
     assert "rank 2 has waited" in third
 
 
@@ -232,14 +232,14 @@ def test_a_wait_that_is_too_long_ends_the_call_and_the_engines_stay_usable(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     def dawdle(communicator: Any, told: Path) -> None:
-        communicator.meet("the start of the race")
+        communicator.barrier("the start of the race")
         if communicator.rank == 0:
             while not told.exists():
                 time.sleep(0.05)
         else:
-            communicator.patience.limit = 0.4
+            communicator.wait_policy.timeout = 0.4
         try:
-            communicator.meet("the finish")
+            communicator.barrier("the finish")
         finally:
             told.touch()
 
@@ -252,9 +252,9 @@ def test_a_wait_that_is_too_long_ends_the_call_and_the_engines_stay_usable(
 def test_ranks_that_meet_in_different_calls_are_told_so(cluster: Cluster) -> None:
     def talk(communicator: Any) -> None:
         if communicator.rank == 0:
-            communicator.allreduce(np.zeros(3), what="the exchange of gradients")
+            communicator.allreduce(np.zeros(3), label="the exchange of gradients")
         else:
-            communicator.allreduce(np.zeros(9), what="metrics")
+            communicator.allreduce(np.zeros(9), label="metrics")
 
     with pytest.raises(RankError, match=r"ranks differ.*rank 0: .*\[3\]; rank 1: .*\[9\]"):
         cluster.call(talk, ranks=2)

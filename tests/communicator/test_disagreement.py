@@ -51,11 +51,11 @@ def in_memory(start: int, stop: int, then: str = "allreduce") -> Call:
 
 def in_common(common: bool) -> Call:
     def call(communicator: Any) -> None:
-        from labkit.communicator import Aside
+        from labkit.communicator import SeparateBuffers
 
         buffer, place = communicator.allocate(8), communicator.allocate(8, common=True)
-        aside = Aside(into=place) if common else Aside()
-        communicator.mean(buffer, 1.0, "shared_memory", aside=aside)
+        aside = SeparateBuffers(into=place) if common else SeparateBuffers()
+        communicator.mean(buffer, 1.0, "shared_memory", separate=aside)
 
     return call
 
@@ -107,7 +107,7 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
         *("the weights of a", "the weights of b"),
     ),
     "weights and a barrier": (
-        *(lambda c: c.total(1.0, "a"), lambda c: c.meet("b")),
+        *(lambda c: c.total(1.0, "a"), lambda c: c.barrier("b")),
         *("the weights of a", "waits in b"),
     ),
     "broadcast of another length": (
@@ -123,11 +123,11 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
         *("float32[8] from rank 0", "float32[8] from rank 1"),
     ),
     "share from another rank": (
-        *(lambda c: c.share("a", 0), lambda c: c.share("b", 1)),
+        *(lambda c: c.broadcast_object("a", 0), lambda c: c.broadcast_object("b", 1)),
         *("share from rank 0", "share from rank 1"),
     ),
     "share and allgather of one name": (
-        *(lambda c: c.share("a", what="it"), lambda c: c.allgather("b", what="it")),
+        *(lambda c: c.broadcast_object("a", label="it"), lambda c: c.allgather("b", label="it")),
         *("it (share from rank 0)", "it (allgather)"),
     ),
     "scatter from another rank": (
@@ -135,7 +135,7 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
         *("scatter from rank 0", "scatter from rank 1"),
     ),
     "tally of another shape": (
-        *(lambda c: c.tally(zeros(3)), lambda c: c.tally(zeros(1))),
+        *(lambda c: c.allreduce_small(zeros(3)), lambda c: c.allreduce_small(zeros(1))),
         *("tally of float32[3]", "tally of float32[1]"),
     ),
     "split and allgather": (
@@ -151,7 +151,7 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
         *("shared memory, float32[8]", "shared memory, float32[9]"),
     ),
     "payloads, for another purpose": (
-        *(lambda c: c.gather_bytes(BYTES, what="a"), lambda c: c.gather_bytes(BYTES, what="b")),
+        *(lambda c: c.gather_bytes(BYTES, label="a"), lambda c: c.gather_bytes(BYTES, label="b")),
         *("a (mpi gather)", "b (mpi gather)"),
     ),
     "sparse vectors of another length": (
@@ -217,7 +217,7 @@ def told(communicator: Any) -> dict[str, str]:
     if number == 0:
         for case, calls in MET.items():
             hear(case, calls[pair.rank], pair)
-        pair.meet("the rest")  # as if nothing had been
+        pair.barrier("the rest")  # as if nothing had been
     for case in list(MISSED)[number::2]:
         hear(case, MISSED[case][pair.rank], pair.split(0))  # out of step afterwards
     return found
@@ -257,7 +257,7 @@ def test_a_rank_that_computes_behind_a_broadcast_is_not_taken_for_one_that_waits
     def late(communicator: Any) -> float:
         import time
 
-        patience = communicator.patience
+        patience = communicator.wait_policy
         patience._outlives = True  # where ranks may die its collectives do not block
         communicator.broadcast(np.zeros(4))
         if communicator.rank == 0:

@@ -23,7 +23,7 @@ NBYTES = 100_000
 def timed(communicator, algorithm, nbytes):
     buffer = np.ones(nbytes // 4, np.float32)
     communicator.allreduce(buffer, algorithm)  # makes the plan
-    communicator.meet()
+    communicator.barrier()
     start = time.monotonic()
     communicator.allreduce(buffer, algorithm)
     return start, time.monotonic()
@@ -48,7 +48,7 @@ def test_a_message_on_its_way_is_transfer_and_a_late_rank_is_waited_for(cluster,
     def meet_late(communicator):
         buffer = np.ones(NBYTES // 4, np.float32)
         communicator.allreduce(buffer, "ring")  # makes the plan
-        communicator.meet()
+        communicator.barrier()
         if communicator.rank == 1:
             time.sleep(delay)
         before, start = communicator.traffic.copy(), time.perf_counter()
@@ -68,7 +68,7 @@ def test_a_message_on_its_way_is_transfer_and_a_late_rank_is_waited_for(cluster,
 def test_point_to_point_messages_and_windows_take_their_time(cluster):
     def send_and_put(communicator):
         data = np.ones(NBYTES, np.uint8)
-        communicator.meet()
+        communicator.barrier()
         sent = time.monotonic()
         if communicator.rank == 0:
             communicator.send(data, 1)
@@ -76,12 +76,12 @@ def test_point_to_point_messages_and_windows_take_their_time(cluster):
             communicator.recv(data, 0)
         received = time.monotonic()
         window = communicator.window(NBYTES)
-        communicator.meet()
+        communicator.barrier()
         start = time.monotonic()
         if communicator.rank == 0:
             window.put(data, 1)
         put = time.monotonic() - start
-        communicator.meet()
+        communicator.barrier()
         window.close()
         return sent, received, put
 
@@ -96,7 +96,7 @@ def test_a_shared_uplink_makes_hosts_wait_for_each_other(cluster):
 
     def across(communicator, pairs):
         data = np.ones(NBYTES, np.uint8)
-        communicator.meet()
+        communicator.barrier()
         start = time.monotonic()
         if communicator.rank < pairs:
             communicator.send(data, communicator.rank + 2)
@@ -137,10 +137,10 @@ def test_what_cannot_be_emulated_is_refused_on_ranks_too(cluster, algorithm):
 def test_a_slow_rank_computes_longer_by_its_factor(cluster):
     def compute(communicator):
         start = time.perf_counter()
-        communicator.act_slow(0.1)
+        communicator.apply_slowdown(0.1)
         return time.perf_counter() - start
 
-    seconds = cluster.call(compute, network=Network(latency=0, bandwidth=1e9, slow={1: 3.0}))
+    seconds = cluster.call(compute, network=Network(latency=0, bandwidth=1e9, stragglers={1: 3.0}))
     assert seconds[1] >= 0.2
     assert min(seconds[0], *seconds[2:]) < 0.1  # no sleep, on a machine that may be busy
 
@@ -153,7 +153,7 @@ def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
         part = communicator.split(communicator.rank % 2)
         assert part.network.hosts == ((0,), (1,))
         data = np.ones(NBYTES, np.uint8)
-        communicator.meet()
+        communicator.barrier()
         start = time.monotonic()
         if part.rank == 0:
             part.send(data, 1)
@@ -175,7 +175,7 @@ def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, wha
         """When each message was handed over, and how long the rank was to wait before it sent."""
         communicator.pace(paced)
         given, emulation = [], communicator._emulation
-        depart, holds = emulation.depart, emulation.holds
+        depart, holds = emulation.depart, emulation.send_moments
 
         def watch(destination, nbytes, turn):
             given.append([time.monotonic(), -1.0])
@@ -186,7 +186,7 @@ def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, wha
                 given[-1][1] = moment
                 yield moment
 
-        emulation.depart, emulation.holds = watch, watch_holds
+        emulation.depart, emulation.send_moments = watch, watch_holds
         if what == "vectors":
             communicator.allreduce(np.ones(NBYTES // 4, np.float32), "all_to_all")
         else:
@@ -226,14 +226,14 @@ def sends_and_receives(communicator, messages, sources):
     for destination, nbytes, start in messages[own.rank]:
         clock.sleep_until(start)
         posted += own.post(np.ones(nbytes, np.uint8), destination)
-    own.meet()
+    own.barrier()
     clock.moment = 0.0
     found = []
     for source, nbytes in sources[own.rank]:
         own.recv(np.zeros(nbytes, np.uint8), source)
         found.append(clock.now())
     own.finish(posted)
-    own.meet()
+    own.barrier()
     return found
 
 
@@ -244,7 +244,7 @@ def test_messages_share_links_by_the_clock_that_ranks_are_given(cluster):
     other 3: 4 s; 3 s. Then rank 0's last 3 bytes at 4 bytes/s: 9 bytes at 3 s, 12 at 3.75 s.
     """
     inside = {"host_bandwidth": 1e9, "host_latency": 0.0}
-    network = Network(latency=0, bandwidth=4, hosts=2, slow={3: 1e9}, **inside)
+    network = Network(latency=0, bandwidth=4, hosts=2, stragglers={3: 1e9}, **inside)
     messages = [[(2, 12, 0.0)], [(3, 3, 0.0)], [], []]
     sources = [[], [], [(0, 12)], [(1, 3)]]
     found = cluster.call(sends_and_receives, messages, sources, network=network)

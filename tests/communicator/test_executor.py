@@ -84,14 +84,14 @@ def test_send_and_recv_meet_by_tag_and_are_metered(cluster):
 def test_windows_put_and_get_without_the_owners_help(cluster):
     def around(communicator):
         window = communicator.window(16)
-        communicator.meet()
+        communicator.barrier()
         following = (communicator.rank + 1) % communicator.size
         window.put(np.array([communicator.rank + 10], np.int64), following, offset=8)
-        communicator.meet()
+        communicator.barrier()
         got = np.zeros(1, np.int64)
         window.get(got, following, offset=8)
         own = int(window.memory[8:].view(np.int64)[0])
-        communicator.meet()
+        communicator.barrier()
         window.close()
         return own, int(got[0])
 
@@ -111,19 +111,21 @@ def test_a_buffer_in_shared_memory_is_reduced_where_it_is(cluster):
 
 def test_a_mean_is_written_once_for_all_ranks(cluster):
     def mean(communicator):
-        from labkit.communicator import Aside
+        from labkit.communicator import SeparateBuffers
 
         own = communicator.allocate(1001, np.float64)
         common = communicator.allocate(1001, np.float64, common=True)
         own[...] = communicator.rank + 1
         weight = [0.0, 1.0, 1.0, 2.0][communicator.rank]
-        communicator.mean(own[1:], weight, "shared_memory", aside=Aside(into=common[1:]))
+        communicator.mean(
+            own[1:], weight, "shared_memory", separate=SeparateBuffers(into=common[1:])
+        )
         seen = [float(common[0]), float(common[1]), float(common[-1])]
-        communicator.meet()
-        part = communicator.own_part(1001)
+        communicator.barrier()
+        part = communicator.local_part(1001)
         elsewhere = np.full(part.stop - part.start, 10.0)
-        aside = Aside([(part.start, elsewhere)], common)
-        communicator.mean(own, 1.0, "shared_memory", aside=aside)
+        aside = SeparateBuffers([(part.start, elsewhere)], common)
+        communicator.mean(own, 1.0, "shared_memory", separate=aside)
         middle = float(common[500])  # a part of rank 1's, or of rank 2's
         return seen, middle, float(own.min()), float(own.max()), common.ctypes.data % 64
 

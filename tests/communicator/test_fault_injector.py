@@ -19,9 +19,9 @@ VICTIM = """
 from labkit.communicator import Injector
 from labkit.network import Fault
 injector = Injector([Fault({kind!r}, rank=0, step=1), Fault("kill", rank=1, step=0)], 0)
-injector.begins(0)
+injector.begin_step(0)
 print("lives", flush=True)
-injector.begins(1)
+injector.begin_step(1)
 print("goes on", flush=True)
 """
 
@@ -45,7 +45,7 @@ def test_a_gradient_is_hit_at_its_layer_in_its_step_only() -> None:
     injector = Injector([Fault("nan", rank=0, step=1, layer="b", offset=1)], 0)
     paths, given = ["m/b/bias", "m/b/kernel", "m/a/kernel"], [np.zeros(3)] * 3
     for step in range(3):
-        injector.begins(step)
+        injector.begin_step(step)
         bad = [np.isnan(gradient).tolist() for gradient in injector.gradients(paths, given)]
         assert sum(map(sum, bad)) == (step == 1)
         assert bad[0][1] == (step == 1)
@@ -55,7 +55,7 @@ def test_slow_counts_while_it_lasts() -> None:
     injector = Injector([Fault("slow", rank=0, step=1, factor=4, steps=2)], 0)
     factors = []
     for step in range(4):
-        injector.begins(step)
+        injector.begin_step(step)
         factors.append(injector.factor)
     assert factors == [1.0, 4.0, 4.0, 1.0]
 
@@ -64,11 +64,11 @@ def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
     """Two steps in which rank 1 spoils its second message of the second one."""
     communicator.rules.checks = checks
     fault = Fault(kind, rank=1, step=1, message=1, offset=3, bit=7)
-    communicator.plant(Injector([fault], communicator.rank))
+    communicator.inject_faults(Injector([fault], communicator.rank))
     total = np.zeros(0)
     mailbox = communicator.mailbox() if by == "letter" else None
     for step in range(2):
-        communicator.rules.injector.begins(step)
+        communicator.rules.injector.begin_step(step)
         total = np.full(9, 1.0 + communicator.rank, np.float32)
         if mailbox is None:
             communicator.allreduce(total, "ring")
@@ -76,14 +76,14 @@ def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
             for _ in range(2):
                 mailbox.post((1, 0), np.zeros(1), total.view(np.uint8))
         found = 0
-        communicator.patience.enter("letters of a test", collective=False)
+        communicator.wait_policy.name_call("letters of a test", collective=False)
         while mailbox is not None and communicator.rank == 0 and found < 2:
             letters = mailbox.collect()
             found += len(letters)
             total = letters[-1].values.view(np.float32) if letters else total
         while mailbox is not None and not mailbox.idle:
             pass
-        communicator.meet("the end of a step")
+        communicator.barrier("the end of a step")
     return float(total.min())
 
 
@@ -102,23 +102,25 @@ def test_a_flipped_bit_is_found_by_checksum_and_passes_unseen_without(
 def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: Cluster) -> None:
     def lose(communicator: Any) -> None:
         communicator.rules.checks = True
-        communicator.plant(Injector([Fault("drop", rank=1, step=0)], communicator.rank))
-        communicator.rules.injector.begins(0)
+        communicator.inject_faults(Injector([Fault("drop", rank=1, step=0)], communicator.rank))
+        communicator.rules.injector.begin_step(0)
         communicator.allreduce(np.ones(8, np.float32), "ring")
 
     with pytest.raises(RankError, match="round 1 is not what was sent") as error:
         cluster.call(lose, ranks=2)
-    assert "a message before it was lost" in str(error.value)
+    assert "an earlier message was lost" in str(error.value)
 
 
 @pytest.mark.slow
 def test_a_lost_message_that_none_comes_behind_has_a_name_when_the_wait_is_too_long() -> None:
     def lose(communicator: Any) -> None:
         communicator.rules.checks = True
-        communicator.plant(Injector([Fault("drop", rank=1, step=0, message=1)], communicator.rank))
-        communicator.rules.injector.begins(0)
+        communicator.inject_faults(
+            Injector([Fault("drop", rank=1, step=0, message=1)], communicator.rank)
+        )
+        communicator.rules.injector.begin_step(0)
         communicator.allreduce(np.ones(8, np.float32), "ring")
 
-    with Cluster(workers=2, limit=4) as short, pytest.raises(RankError) as error:
+    with Cluster(workers=2, timeout=4) as short, pytest.raises(RankError) as error:
         short.call(lose)
     assert "sent and not received: a message from rank 1 to rank 0" in str(error.value)

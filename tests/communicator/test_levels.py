@@ -12,7 +12,7 @@ import pytest
 from labkit import Cluster
 from labkit.cluster import RankError
 from labkit.schedules import ALLREDUCE
-from labkit.schedules.interpreter import result
+from labkit.schedules.interpreter import final_buffers
 
 HOSTS = [[0, 1], [2, 3]]
 
@@ -22,22 +22,22 @@ def in_levels(communicator: Any, name: str, length: int, waits: bool = False) ->
     from labkit.communicator.executor import Executor
     from labkit.communicator.rank_plan import plan
     from labkit.communicator.shared_memory import SharedMemory
-    from labkit.communicator.wire import Wire
+    from labkit.communicator.wire import MpiWire
     from labkit.schedules import ALLREDUCE
 
     pair = communicator.split(communicator.rank // 2)
-    patience = communicator.patience
-    memory = SharedMemory(pair.patience)
-    ways = (patience.count_to, patience.complete, patience.sleep_until, None)
-    executor = Executor(Wire(patience.comm), *ways)
+    patience = communicator.wait_policy
+    memory = SharedMemory(pair.wait_policy)
+    ways = (patience.count_to, patience.wait_all, patience.sleep_until, None)
+    executor = Executor(MpiWire(patience.comm), *ways)
     steps = plan(ALLREDUCE[name].between(4, HOSTS), communicator.rank, length)
     part = slice(*[(0, length // 2), (length // 2, length)][communicator.rank % 2])
     own = np.random.default_rng(communicator.rank).normal(size=length).astype(np.float32)
     sums = []
     for buffer in (own.copy(), memory.allocate(own.nbytes).view(own.dtype)):
         buffer[...] = own
-        patience.enter("a sum in two levels")
-        pair.patience.join(patience)
+        patience.name_call("a sum in two levels")
+        pair.wait_policy.adopt_call(patience)
         if waits and communicator.rank == 3:
             raise KeyError("lost between levels")
         memory.allreduce_around(buffer, part, lambda flat: executor.run(steps, flat, patience.tag))
@@ -53,7 +53,7 @@ def test_shared_memory_inside_adds_to_the_bits_of_the_schedule(
     cluster: Cluster, name: str, length: int
 ) -> None:
     found = cluster.call(in_levels, name, length)
-    drawn = result(ALLREDUCE[name](4, hosts=HOSTS), np.array([own for own, *_ in found]))
+    drawn = final_buffers(ALLREDUCE[name](4, hosts=HOSTS), np.array([own for own, *_ in found]))
     for rank, (_, *sums) in enumerate(found):
         assert [each.tobytes() for each in sums] == [drawn[rank].tobytes()] * 2
 
@@ -81,20 +81,20 @@ def test_whoever_hears_of_a_failure_when_others_have_gone_on_goes_with_them(
             waits.touch()
             until(gone_on)
             while True:
-                patience.look_around()
+                patience.check_wait()
 
         def allocate(nbytes: int) -> Any:
             gone_on.touch()
             return memory_of_all(nbytes)
 
         pair = communicator.split(communicator.rank // 2)
-        patience, memory = pair.patience, SharedMemory(pair.patience)
+        patience, memory = pair.wait_policy, SharedMemory(pair.wait_policy)
         memory_of_all = memory.allocate
         memory_of_all(8)
         if communicator.rank == 2:
             until(gone_on)
             raise KeyError("lost on another host")
-        patience.enter("a sum in memory that is made for it")
+        patience.name_call("a sum in memory that is made for it")
         if communicator.rank == 1:
             patience.pause = pause
         else:
@@ -113,13 +113,13 @@ def test_whoever_comes_when_others_have_left_does_not_wait_for_them(
         from labkit.communicator.shared_memory import SharedMemory
 
         pair = communicator.split(communicator.rank // 2)
-        memory = SharedMemory(pair.patience)
+        memory = SharedMemory(pair.wait_policy)
         memory.allocate(8)
         if communicator.rank == 2:
             raise KeyError("lost on another host")
         while communicator.rank == 1 and not left.exists():
             time.sleep(0.01)
-        pair.patience.enter("a sum in memory that is made for it")
+        pair.wait_policy.name_call("a sum in memory that is made for it")
         try:
             memory.allreduce(np.ones(9))
         finally:

@@ -11,8 +11,8 @@ import pytest
 
 from labkit import Cluster, Network
 from labkit.cluster import RankError
-from labkit.communicator import TRANSPORTS, Slots, carrier
-from labkit.communicator.rendezvous import LEAST
+from labkit.communicator import TRANSPORTS, EagerMailbox, open_mailbox
+from labkit.communicator.rendezvous import MIN_SEND_BYTES
 
 LETTERS, NBYTES = 30, 4096
 SLOW = Network(latency=0.01, bandwidth=2e5)  # a letter of 4 kB takes 30 ms
@@ -23,18 +23,18 @@ def carried(communicator: Any, transport: str, hosts: Any, nbytes: int = NBYTES)
     """A mailbox for letters from everyone to everyone at another rank."""
     numbers = range(len(hosts))
     pairs = [(a, b) for a in numbers for b in numbers if hosts[a] != hosts[b]]
-    return carrier(transport, communicator, dict.fromkeys(pairs, nbytes), hosts)
+    return open_mailbox(transport, communicator, dict.fromkeys(pairs, nbytes), hosts)
 
 
 def wait_for(communicator: Any, mailbox: Any, letters: int) -> list[Any]:
     """So many letters, and all of one's own on their way."""
     found: list[Any] = []
-    communicator.patience.enter("letters of a test", collective=False)
-    communicator.patience.begin()
+    communicator.wait_policy.name_call("letters of a test", collective=False)
+    communicator.wait_policy.start_wait()
     polls = 0
     while len(found) < letters or not mailbox.idle:
         found += mailbox.collect()
-        communicator.patience.pause(polls)
+        communicator.wait_policy.pause(polls)
         polls += 1
     return found
 
@@ -44,7 +44,7 @@ def exchange(
 ) -> dict[int, list[tuple[float, int, bool]]]:
     """Every rank posts letters to every other, of all lengths up to 4 kB, and answers none."""
     if apart:  # as if ranks did not see each other's memory
-        communicator.patience.on_one_host = False
+        communicator.wait_policy.on_one_host = False
     mailbox = carried(communicator, transport, range(communicator.size))
     others = [rank for rank in range(communicator.size) if rank != communicator.rank]
     for number in range(LETTERS):
@@ -87,7 +87,7 @@ def neighbours(communicator: Any, transport: str) -> list[tuple[int, int]]:
             mailbox.post((source, to), np.zeros(1), np.full(NBYTES, source, np.uint8))
     found = wait_for(communicator, mailbox, 4)
     assert all((letter.values == letter.route[0]).all() for letter in found)
-    communicator.meet("the end of a test")
+    communicator.barrier("the end of a test")
     routes = sorted(letter.route for letter in found)
     mailbox.close()
     return routes
@@ -104,7 +104,7 @@ def test_who_stand_on_one_rank_do_not_wait_for_each_others_letters(
 def late(communicator: Any, transport: str) -> tuple[float, float, tuple[int, int, int]]:
     """When rank 0 begins to send, when rank 1 has the letter, and what a rank has counted."""
     mailbox = carried(communicator, transport, range(2))
-    communicator.meet("the begin of a test")
+    communicator.barrier("the begin of a test")
     begin, before = time.monotonic(), communicator.traffic.copy()
     if communicator.rank == 0:
         mailbox.post((0, 1), np.zeros(1), np.ones(NBYTES, np.uint8))
@@ -194,7 +194,7 @@ def test_a_hundred_random_shapes_come_bit_for_bit_by_every_transport(cluster: Cl
 
 def longer(communicator: Any) -> tuple[bool, bool]:
     """A letter three and a half stretches long, then a short one; whether both came whole."""
-    mailbox, long = carried(communicator, "one_sided_dynamic", range(2), 8), 7 * LEAST // 2
+    mailbox, long = carried(communicator, "one_sided_dynamic", range(2), 8), 7 * MIN_SEND_BYTES // 2
     if communicator.rank == 0:
         mailbox.post((0, 1), np.zeros(1), np.arange(long).astype(np.uint8))
         mailbox.post((0, 1), np.ones(1), np.ones(3, np.uint8))
@@ -220,7 +220,7 @@ def memories(communicator: Any) -> dict[str, bool]:
         if communicator.rank == 0:
             mailbox.post((0, 1), np.zeros(1), np.ones(NBYTES, np.uint8))
         for letter in wait_for(communicator, mailbox, communicator.rank):
-            placed = isinstance(mailbox, Slots)
+            placed = isinstance(mailbox, EagerMailbox)
             found[transport] = placed and np.may_share_memory(letter.values, mailbox.memory)
             mailbox.free(letter.route)
         mailbox.close()

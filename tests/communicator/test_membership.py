@@ -38,4 +38,4 @@ def test_who_is_gone_hides_nobody_who_ends(gone: set[int], ended: set[int], call
     comm: Any = Told(gone, ended)
     crew = Membership(comm, 2, WallClock())
     assert crew.numbers == [0, 1, SPARE]
-    assert crew.is_called() == called
+    assert crew.wait_as_spare() == called

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.cluster import Cluster
 from labkit.communicator import ALGORITHMS
-from labkit.communicator.sparse import Part, SparseSum, cut_sparse
+from labkit.communicator.sparse import SparseSum, SparseVector, cut_sparse
 
 
 def gather_and_sum(communicator: Any, algorithms: list[str]) -> list[Any]:
@@ -62,12 +62,14 @@ def test_bytes_are_those_of_the_pieces_on_their_way(cluster: Cluster) -> None:
 
 def test_a_part_turns_dense_where_that_is_cheaper() -> None:
     whole = SparseSum([0, 10], np.dtype(np.float32))
-    one = Part(10, np.array([1, 5], "<i4"), np.ones(2, np.float32))
-    other = Part(10, np.array([5, 7, 8], "<i4"), np.ones(3, np.float32))
+    one = SparseVector(10, np.array([1, 5], "<i4"), np.ones(2, np.float32))
+    other = SparseVector(10, np.array([5, 7, 8], "<i4"), np.ones(3, np.float32))
     sparse = whole.add([one, one])
     assert sparse.indices is not None
     assert sparse.values.tolist() == [2, 2]
-    switched = whole.add([one, other, Part(10, np.array([0], "<i4"), np.ones(1, np.float32))])
+    switched = whole.add(
+        [one, other, SparseVector(10, np.array([0], "<i4"), np.ones(1, np.float32))]
+    )
     assert switched.indices is None  # 5 values of 8 bytes are not less than 10 of 4
     assert switched.values.tolist() == [1, 1, 0, 0, 0, 2, 0, 1, 1, 0]
     assert whole.from_bytes(whole.to_bytes([switched]), 0, 1)[0].values.tolist() == (

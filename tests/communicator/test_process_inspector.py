@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from labkit.communicator.clock import WALL
-from labkit.communicator.process_inspector import ProcessSnapshot, look
+from labkit.communicator.process_inspector import ProcessSnapshot, inspect_processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd on this system")
 
 BEGINS = """
 import ctypes, sys, time
-from labkit.communicator.process_inspector import answer
-answer()
+from labkit.communicator.process_inspector import install_stack_handler
+install_stack_handler()
 def stuck(call):
     print("ready", flush=True)
     call()
@@ -57,7 +57,7 @@ def seen() -> dict[str, ProcessSnapshot]:
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
         pids["ended"] = ended.pid
-        return dict(zip(pids, look(list(pids.values()), WALL), strict=True))
+        return dict(zip(pids, inspect_processes(list(pids.values()), WALL), strict=True))
 
 
 def test_the_line_is_told_of_whoever_can_take_a_signal(seen: dict[str, ProcessSnapshot]) -> None:
@@ -79,6 +79,6 @@ def test_the_users_line_is_told_beside_the_librarys() -> None:
     with running("import queue\nprint('ready', flush=True)\nqueue.Queue().get()") as pid:
         told = ""
         for _ in range(100):  # it may just have printed that it is ready
-            if "threading.py" in (told := look([pid], WALL)[0].line):
+            if "threading.py" in (told := inspect_processes([pid], WALL)[0].line):
                 break
     assert re.fullmatch(r"\S+/threading.py:\d+ wait, called from line 10 of a cell", told)

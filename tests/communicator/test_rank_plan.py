@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.communicator.executor import _add, _received
-from labkit.communicator.rank_plan import Message, Sum, plan
+from labkit.communicator.executor import _add, _receive_buffer
+from labkit.communicator.rank_plan import PlannedMessage, Sum, plan
 from labkit.schedules import ALLREDUCE, COLLECTIVES
-from labkit.schedules.interpreter import result
+from labkit.schedules.interpreter import final_buffers
 
 SCHEDULES = {**ALLREDUCE, **{name: c.schedule for name, c in COLLECTIVES.items()}}
 
@@ -16,9 +16,9 @@ SCHEDULES = {**ALLREDUCE, **{name: c.schedule for name, c in COLLECTIVES.items()
 def finish(step, received, buffer, scratch):
     """What a rank does with the messages of a round."""
     for m, values in zip(step.receives, received, strict=True):
-        _received(m, buffer, scratch)[...] = values
+        _receive_buffer(m, buffer, scratch)[...] = values
     for m in step.copies:
-        buffer[m.first : m.last] = _received(m, buffer, scratch)
+        buffer[m.first : m.last] = _receive_buffer(m, buffer, scratch)
     for total in step.sums:
         _add(total.first, total.last, total.terms, buffer, scratch)
 
@@ -55,15 +55,15 @@ def carried_out(schedule, size, buffers):
 @given(size=st.integers(1, 9), length=st.integers(0, 40), seed=st.integers(0, 99))
 def test_plans_of_all_ranks_do_what_the_schedule_says_bit_for_bit(name, size, length, seed):
     buffers = np.random.default_rng(seed).normal(size=(size, length)).astype(np.float32)
-    expected = result(SCHEDULES[name](size), buffers)
+    expected = final_buffers(SCHEDULES[name](size), buffers)
     assert carried_out(SCHEDULES[name], size, buffers).tobytes() == expected.tobytes()
 
 
 def test_a_ring_plan_of_two_ranks_receives_its_sum_beside_and_its_copy_in_place():
     first, second = plan(ALLREDUCE["ring"](2), rank=0, length=10).steps
-    assert first.receives == (Message(1, 0, 5, 0),)
+    assert first.receives == (PlannedMessage(1, 0, 5, 0),)
     assert first.sums == (Sum(0, 5, (-1, 0)),)
-    assert second.receives == (Message(1, 5, 10, -1),)
+    assert second.receives == (PlannedMessage(1, 5, 10, -1),)
     assert second.sums == ()
 
 

@@ -60,33 +60,33 @@ def test_each_host_has_the_rows_of_all_ranks_by_its_own_clock(hosts: list[HostRa
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_a_rank_knows_when_every_host_has_seen_what_it_has_written(hosts: list[HostRanks]) -> None:
     known, own = sheets(hosts), hosts[0].ranks[-1]
-    assert known[0].everywhere(own)
+    assert known[0].is_confirmed(own)
     known[0].rows["mark"][own] += 1
     for other in range(1, len(hosts)):
         tell(known, other, 0, 1.0)  # what was sent before it came there
     for other in range(1, len(hosts)):
-        assert not known[0].everywhere(own)
+        assert not known[0].is_confirmed(own)
         tell(known, 0, other, 1.0)
-        assert not known[0].everywhere()
+        assert not known[0].is_confirmed()
         tell(known, other, 0, 1.0)
-    assert known[0].everywhere(own)
-    assert known[0].everywhere()
+    assert known[0].is_confirmed(own)
+    assert known[0].is_confirmed()
 
 
 def test_nobody_waits_for_a_host_that_has_left() -> None:
     known = sheets(HOSTS[0])
     tell(known, 1, 0, 1.0, last=True)
     known[0].rows["mark"][0] += 1
-    assert known[0].everywhere(0)
-    known[0].turned[...] = 1e9
-    assert known[0].silent(8.0) is None
+    assert known[0].is_confirmed(0)
+    known[0].poll_time[...] = 1e9
+    assert known[0].silent_host(8.0) is None
 
 
 def test_a_host_is_silent_when_it_was_listened_to_and_not_heard() -> None:
     known = sheets(HOSTS[1])
     tell(known, 1, 0, 30.0)
     tell(known, 2, 0, 32.0)
-    known[0].turned[...] = 38.0
-    assert known[0].silent(8.0) is None  # whatever time it is: nobody has listened since then
-    known[0].turned[...] = 39.0
-    assert known[0].silent(8.0) == (HOSTS[1][1], 9.0)
+    known[0].poll_time[...] = 38.0
+    assert known[0].silent_host(8.0) is None  # whatever time it is: nobody has listened since then
+    known[0].poll_time[...] = 39.0
+    assert known[0].silent_host(8.0) == (HOSTS[1][1], 9.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from labkit.compression.bits import pack, stretches, unpack
+from labkit.compression.bits import pack, split_ranges, unpack
 
 
 def there_and_back(codes: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +43,7 @@ def test_twenty_signs_lie_as_they_are_drawn() -> None:
 def test_stretches_behind_each_other_are_the_tensor_and_zeros(n: int) -> None:
     import tensorflow as tf
 
-    cut = [stretch.numpy() for stretch in stretches(tf.range(1, n + 1), 8)]
+    cut = [stretch.numpy() for stretch in split_ranges(tf.range(1, n + 1), 8)]
     assert len(cut) == 8
     assert len({len(each) for each in cut}) == 1
     whole = np.concatenate(cut)

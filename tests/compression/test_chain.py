@@ -14,7 +14,7 @@ from labkit.compression.dgc import DGC
 from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.randomk import RandomK
-from labkit.compression.signmajority import SignMajority
+from labkit.compression.sign_sgd import SignSGD
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
 
@@ -130,15 +130,15 @@ def test_short_tensors(first: Compressor, n: int) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (Half(), Quarter(), "Half leaves no values that another could encode"),
-        (DGC(), Half(), "DGC leaves no values"),
-        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback leaves no values"),
-        (Chain(first=TopK(), second=Half()), Half(), "Chain leaves no values"),
+        (Half(), Quarter(), "Half sends no values that a second compressor"),
+        (DGC(), Half(), "DGC sends no values"),
+        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback sends no values"),
+        (Chain(first=TopK(), second=Half()), Half(), "Chain sends no values"),
         (TopK(), RandomK(), "RandomK drops elements"),
         (TopK(), Chain(first=TopK(), second=Half()), "Chain drops elements"),
-        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback keeps what it did not send"),
-        (TopK(), PowerSGD(), "PowerSGD works on a layer's matrix"),
-        (TopK(), SignMajority(), "SignMajority counts votes"),
+        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback keeps unsent elements"),
+        (TopK(), PowerSGD(), "PowerSGD needs whole matrices"),
+        (TopK(), SignSGD(), "SignSGD counts votes"),
     ],
     ids=repr,
 )

@@ -22,7 +22,7 @@ from labkit.compression import (
     Float16,
     Int8,
     OneBit,
-    SignMajority,
+    SignSGD,
     TernGrad,
     from_bytes,
     nbytes,
@@ -121,7 +121,7 @@ CASES = {
         lambda n, size: 4 + ceil(n / 8) + 4 + 2 * size + 8,
         lambda a: 1.0001 * norm(a),
     ),
-    "signmajority": Case(SignMajority(scale=0.1), lambda n, size: 4 + ceil(n / 8) + 4 + size + 8),
+    "signmajority": Case(SignSGD(scale=0.1), lambda n, size: 4 + ceil(n / 8) + 4 + size + 8),
 }
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -331,7 +331,7 @@ def test_a_clipped_outlier_does_not_set_the_scale() -> None:
 def vote(arrays: list[list[float]], scale: float = 0.1, step: int = 0) -> list[float]:
     import tensorflow as tf
 
-    compressor = SignMajority(scale=scale)
+    compressor = SignSGD(scale=scale)
     states = [key_of(compressor, rank, step=step) for rank in range(len(arrays))]
     tensors = [tf.constant(array, tf.float32) for array in arrays]
     return list(reduce_all(compressor, tensors, states)[0].mean.numpy() / np.float32(scale))
@@ -364,7 +364,7 @@ def test_who_has_nothing_to_say_abstains() -> None:
         (QSGD, {"bucket": 0}, "bucket=0 is impossible"),
         (Int8, {"block": 0}, "block=0 is impossible"),
         (TernGrad, {"clip": 0.0}, "clip=0.0 is impossible: input should be greater than 0"),
-        (SignMajority, {"scale": -1.0}, "scale=-1.0 is impossible"),
+        (SignSGD, {"scale": -1.0}, "scale=-1.0 is impossible"),
         (OneBit, {"bits": 1}, "OneBit has no 'bits'; it has: no fields"),
     ],
 )

@@ -17,7 +17,7 @@ from labkit.compression.dgc import DGC
 from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.powersgd import PowerSGD
 from labkit.compression.randomk import RandomK
-from labkit.compression.signmajority import SignMajority
+from labkit.compression.sign_sgd import SignSGD
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
 
@@ -106,15 +106,15 @@ def test_elements_that_wait_are_sent_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("inner", "reason"),
     [
-        (DGC(), "already keeps what it did not send"),
-        (ErrorFeedback(inner=TopK()), "already keeps what it did not send"),
-        (SignMajority(), "not the mean of what ranks sent"),
+        (DGC(), "already keeps the unsent rest"),
+        (ErrorFeedback(inner=TopK()), "already keeps the unsent rest"),
+        (SignSGD(), "not the mean of the sent tensors"),
         (RandomK(rescale=True), "residual would grow"),
         (QSGD(), "residual would grow"),
         (QSGD(levels=127, bucket=None), "residual would grow"),
         (TernGrad(clip=2.5), "residual would grow"),
         (Chain(first=TopK(), second=QSGD()), "residual would grow"),
-        (3, "3 is no compressor"),
+        (3, "3 is not a compressor"),
     ],
     ids=repr,
 )

@@ -16,7 +16,7 @@ from labkit.compression import (
     Int8,
     PowerSGD,
     RandomK,
-    SignMajority,
+    SignSGD,
     TernGrad,
     parse,
     reduce_all,
@@ -172,12 +172,12 @@ def test_double_precision_has_its_own_limits(compressor: Compressor) -> None:
 
 def test_a_vote_with_nan_is_none() -> None:
     votes = [np.float32([1, -1]), np.float32([np.nan, 1]), np.float32([1, 1])]
-    states = [SignMajority().start([2], rank) for rank in range(3)]
-    assert np.isnan(reduce_all(SignMajority(), votes, states)[0].mean).all()
+    states = [SignSGD().start([2], rank) for rank in range(3)]
+    assert np.isnan(reduce_all(SignSGD(), votes, states)[0].mean).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_one_end_shows_the_other_that_a_vector_is_no_vector_of_numbers(value: float) -> None:
     speaker = Encoder(RandomK(), [(64, 32)])
-    speaker.say(np.where(PLACES == 9, value, GAUSSIAN).astype("float32"))
+    speaker.encode(np.where(PLACES == 9, value, GAUSSIAN).astype("float32"))
     assert np.isnan(speaker.sent).any()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, nbytes, reduce_all
 from labkit.compression.randomk import RandomK
-from labkit.compression.selection import above, scatter
+from labkit.compression.selection import scatter, select_above
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
 
@@ -121,7 +121,7 @@ def test_a_ratio_without_an_element_keeps_one() -> None:
 def test_above_finds_what_a_plain_search_finds(n: int, seed: int, threshold: float) -> None:
     array = gaussian(n, seed)
     expected = np.flatnonzero(np.abs(array) >= np.float32(threshold))
-    indices, values = above(array, threshold)
+    indices, values = select_above(array, threshold)
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(values, array[expected])
 

@@ -374,11 +374,11 @@ def test_without_a_network_the_error_names_folder_file_and_address(
     fake: Callable[[str], DataFile],
 ) -> None:
     file = fake(f"http://127.0.0.1:{_closed_port()}")
-    missing = f"input.txt is missing: put it into data/tinyshakespeare; it is at {file.url}"
+    missing = f"input.txt is missing: put it into data/tinyshakespeare; download it from {file.url}"
     assert datasets.available("shakespeare") == missing
     with pytest.raises(LabkitError) as caught:
         datasets.ensure("shakespeare")
-    assert str(caught.value).startswith(f"{missing}; fetching it failed: ")
+    assert str(caught.value).startswith(f"{missing}; the download failed: ")
     assert "refused" in str(caught.value)
 
 
@@ -434,7 +434,7 @@ def test_a_publisher_that_serves_another_file_leaves_nothing_behind(
     address, folder = publisher
     (folder / "input.txt").write_bytes(b"a login page")
     file = fake(address)
-    with pytest.raises(LabkitError, match=f"{file.url} served another file than published"):
+    with pytest.raises(LabkitError, match=f"{file.url} is not the published file"):
         datasets.ensure("shakespeare")
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
 
@@ -445,7 +445,7 @@ def test_a_download_that_fails_leaves_nothing_behind(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LABKIT_DATA", raising=False)
     nobody = DataFile("letters", "a.txt", "http://127.0.0.1:9/a.txt", "0" * 64)
-    with pytest.raises(LabkitError, match="fetching it failed"):
+    with pytest.raises(LabkitError, match="the download failed"):
         fetch(nobody)
     assert list(tmp_path.rglob("*")) == []
 

@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Callable[[], None], str, str]] = {
     "decimal commas in quotes": (csv("a,label", '"1,{i}",{c}'), "set.csv", "such as '1,0'"),
     "header alone": (lambda: Path("set.csv").write_text("a,label\n"), "set.csv", "0 training"),
     "nothing": (lambda: Path("set.csv").write_text(""), "set.csv", "cannot be read"),
-    "no header": (csv("0.5,1", "{n},{c}"), "set.csv", "0.5 as a column's name"),
+    "no header": (csv("0.5,1", "{n},{c}"), "set.csv", "0.5 as a column name"),
     "longer rows": (csv("a,label", "{n},{n},{c}"), "set.csv", "cannot be read"),
     "other encoding": (csv("ä,label", "{n},{c}", "latin-1"), "set.csv", "cannot be read"),
     "names of rows": (csv("a,id,label", "{n},row {i},{c}"), "set.csv", "32 distinct texts"),
@@ -159,8 +159,8 @@ REFUSED: dict[str, tuple[Callable[[], None], str, str]] = {
         "rows of one shape",
     ),
     "objects": (file_of(x=np.array([[1], [1, 2]], object), y=CLASSES[:2]), "set.npz", "Object arr"),
-    "floats without a white": (pictures(GREY, mode="F"), "./set", "mode F has no white"),
-    "corrupt image": (pictures(RED, "no image"), "./set", r"2\.png cannot be read: .*; mend or"),
+    "floats without a white": (pictures(GREY, mode="F"), "./set", "mode F defines no white"),
+    "corrupt image": (pictures(RED, "no image"), "./set", r"2\.png cannot be read: .*; repair or"),
 }
 
 
@@ -233,8 +233,8 @@ GIVEN: dict[str, tuple[Any, str]] = {
     "fewer labels": ((X, CLASSES[:9]), "the same number of rows"),
     "labels below 0": ((X, CLASSES * 2 - 1), "labels from -1 to 1"),
     "amounts": ((X, CLASSES + 250_000), "labels from 250000"),
-    "decimals": ((X, CLASSES.astype(float)), "few whole numbers as decimals"),
-    "a column of classes": ((X, CLASSES[:, None]), "one class a row"),
+    "decimals": ((X, CLASSES.astype(float)), "few distinct whole numbers"),
+    "a column of classes": ((X, CLASSES[:, None]), "one class per row"),
     "one-hot": ((X, ONE_HOT), "y is one-hot"),
     "frame without labels": (pd.DataFrame(X), "not a DataFrame"),
     "dataset itself": (Sequence(), "give a function that returns it"),
@@ -280,7 +280,7 @@ def test_validation_arrays_fit_the_training_arrays() -> None:
 
 def test_a_loss_of_classes_wants_classes() -> None:
     amounts = X[:, 0].astype(float)
-    with pytest.raises(InvalidInput, match="wants classes as whole numbers"):
+    with pytest.raises(InvalidInput, match="needs classes as whole numbers"):
         lk.Experiment(dataset=(X, amounts), loss="sparse_categorical_crossentropy")
 
 
@@ -359,11 +359,11 @@ ON_RANKS: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": ({"dataset": lambda: slices().take(0)}, "dataset has no rows"),
     "nothing is left": ({"dataset": lambda: slices().filter(nothing)}, "dataset has no rows"),
     "sparse": ({"dataset": sparse_slices, "model": of_sparse}, None),
-    "no end, with steps": ({"dataset": endless, "steps": 2}, None),
+    "no end, with steps": ({"dataset": endless, "steps_per_epoch": 2}, None),
     "arrays of a callable": ({"dataset": arrays}, "returned a tuple; it must return a tf.data"),
     "no rows": ({"dataset": labels_alone}, "the model takes samples of 1 dimensions"),
     "another order on each rank": (
-        {"dataset": drawn_on_each_rank, "gate": False},
+        {"dataset": drawn_on_each_rank, "verify": False},
         "read different batches",
     ),
     "fixed batch": ({"dataset": slices, "model": fixed}, None),

@@ -11,7 +11,7 @@ import pytest
 import labkit as lk
 from labkit import datasets
 from labkit.common.errors import InvalidInput
-from labkit.datasets.own import held_out
+from labkit.datasets.user_data import held_out
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(100, 4)).astype(np.float32)
@@ -106,7 +106,7 @@ def test_an_image_that_is_added_to_a_class_is_read(tmp_path: Path) -> None:
     found = datasets.load(str(folder))
     assert len(found.x_train) + len(found.x_test) == 21
     (folder / "dog" / "9.png").write_text("no image")
-    with pytest.raises(InvalidInput, match=r"9\.png cannot be read: .*; mend or remove it"):
+    with pytest.raises(InvalidInput, match=r"9\.png cannot be read: .*; repair or remove it"):
         datasets.load(str(folder))
 
 
@@ -121,7 +121,7 @@ def test_labels_of_any_kind_are_classes_from_0(labels: list[int]) -> None:
 
 def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
     np.savez("set.npz", x=X, y=1000 + np.arange(100))
-    words = '100 distinct labels in 100 rows: amounts want task="regression", classes task="class'
+    words = '100 distinct labels in 100 rows: for amounts give task="regression", for classes'
     with pytest.raises(InvalidInput, match=words):
         datasets.load("set.npz")
     prices = datasets.load("set.npz", task="regression")
@@ -132,7 +132,7 @@ def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"label": [0, 1] * 50}, "0 columns beside 'label': there is nothing to learn from"),
+        ({"label": [0, 1] * 50}, "0 columns besides 'label': give at least one of each"),
         ({"x": [], "label": []}, "0 training rows"),
         ({"x": range(4), "label": ["a", None, "b", "a"]}, "1 rows without a label"),
         ({"x": range(4), "label": [0.5, None, 1.5, None]}, "2 rows without a label"),
@@ -155,7 +155,7 @@ def test_a_table_that_teaches_nothing_is_refused_in_a_sentence(
     ("arrays", "words"),
     [
         ({"x": X, "y": Y[:99]}, "100 rows of x and 99 labels"),
-        ({"x": X.astype(str).astype("U9")[:, :1].astype("U1") + "a", "y": Y}, "no numbers"),
+        ({"x": X.astype(str).astype("U9")[:, :1].astype("U1") + "a", "y": Y}, "not numbers"),
         ({"x": X, "y": np.where(Y == 1, np.nan, 0.5)}, "rows without a label"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_column_without_a_number_is_nought_and_shapes_of_arrays_are_the_same()
     assert not datasets.load("set.csv").x_train[:, 0].any()
     uneven = [np.zeros(2 + k % 2) for k in range(20)]
     pd.DataFrame({"x": uneven, "label": [0, 1] * 10}).to_parquet("set.parquet")
-    with pytest.raises(InvalidInput, match="arrays of shapes that do not fit"):
+    with pytest.raises(InvalidInput, match="arrays of different shapes"):
         datasets.load("set.parquet")
 
 
@@ -201,7 +201,7 @@ def test_a_configuration_of_a_hubs_set_stands_behind_a_colon(
     [
         ("no/such.npz", "no data set no/such.npz"),
         ("./", "no images in folders by class"),
-        ("notes/a.txt", "is no data set"),
+        ("notes/a.txt", "is not a data set"),
         ("empty.npz", "no x, only z"),
         ("mnits", "did you mean 'mnist'"),
     ],

@@ -13,7 +13,7 @@ from labkit import datasets, models
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.deployment import LowRank, Prune, Quantize, compare, read_sparse
 from labkit.deployment.metrics import chance, inference_ms
-from labkit.figures.runs.inference import deployment, deployment_reading
+from labkit.figures.runs.inference import deployment, summarize_deployment
 from labkit.records.run import Run
 
 DATA = datasets.load("digits", rows=512, test_rows=200)
@@ -72,7 +72,7 @@ def test_a_method_that_can_do_nothing_is_said_and_has_no_figures(table: Any) -> 
     row = table.loc["low rank 99"]
     assert np.isnan(row["bytes"])
     assert "makes no Dense layer smaller" in row["what"]
-    said = deployment_reading(table)
+    said = summarize_deployment(table)
     assert "**low rank 99**: not possible with this model. approximation_rank=99" in said
     figure = deployment(table)
     assert "not possible with this model: low rank 99" in figure.layout.title.subtitle.text
@@ -85,7 +85,7 @@ def test_the_figure_shows_each_method_in_both_panels_and_in_words(table: Any) ->
     for trace in drawn[:4]:
         assert [trace.x[0], trace.y[0]] == list(table.loc[trace.name, ["bytes", "accuracy"]])
         row = table.loc[trace.name]
-        assert f"{trace.name}: {row['accuracy']:.1%} of the test data right" in figure.alt
+        assert f"{trace.name}: test accuracy {row['accuracy']:.1%}" in figure.alt
     looks = {(trace.marker.color, trace.marker.symbol) for trace in drawn}
     assert len(looks) == 4
     assert "wall clock" in figure.layout.title.text
@@ -101,21 +101,21 @@ def test_the_reading_follows_from_the_table(table: Any) -> None:
     changed.loc[["int8", low], "bytes"] = [5000, 6000]
     changed.loc[pruned, ["bytes", "keras_gzip_bytes"]] = [2000, 1000]
     changed["smaller"] = [1.0, 3.0, 20.0, 2.5, np.nan]
-    lines = {line[2:].partition(":")[0]: line for line in deployment_reading(changed).split("\n")}
-    assert "on the same answers as the original" in lines["**int8**"]
+    lines = {line[2:].partition(":")[0]: line for line in summarize_deployment(changed).split("\n")}
+    assert "correct on the same samples as the original" in lines["**int8**"]
     assert lines["**int8**"].endswith(": slower.")
-    assert "30 lost and 2 gained against the original, worse beyond" in lines[f"**{pruned}**"]
-    assert "; gzip leaves 1000 B of its .keras file" in lines[f"**{pruned}**"]
+    assert "30 correct answers lost and 2 gained, worse beyond" in lines[f"**{pruned}**"]
+    assert "; gzip of its .keras file: 1000 B" in lines[f"**{pruned}**"]
     assert "no difference beyond the spread" in lines[f"**{pruned}**"]
-    assert "which chance could do (p = 0.62)" in lines[f"**{low}**"]
-    smallest = lines["Smallest file whose loss, if any, these test answers cannot tell from chance"]
-    assert "**int8** (0 lost, 0 gained), 3x smaller" in smallest
+    assert "which chance may explain (p = 0.62)" in lines[f"**{low}**"]
+    smallest = lines["Smallest file without a significant loss of accuracy"]
+    assert "**int8** (0 answers lost, 0 gained), 3x smaller" in smallest
     assert lines["Faster than the original beyond the spread"].endswith(f" {low}.")
-    assert f"{low}. What" in lines["Trained longer than the original"]
+    assert f"{low}. The" in lines["Trained longer than the original"]
     changed.loc[["int8", low], ["lost", "chance"]] = [40, 1e-9]
     # The last one answers the notebook's question, on its own.
-    assert deployment_reading(changed).endswith(
-        "- Each file here that is smaller has lost accuracy beyond chance."
+    assert summarize_deployment(changed).endswith(
+        "- Every smaller file has lost accuracy beyond chance."
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from labkit import datasets, models
 from labkit.common.errors import InvalidInput
 from labkit.deployment import LowRank
-from labkit.deployment.low_rank import factors, saves
+from labkit.deployment.low_rank import factors, reduces_parameters
 
 pytestmark = pytest.mark.heavy  # models are built
 
@@ -54,8 +54,8 @@ def test_parameters_follow_the_formula_and_layers_that_would_grow_stay(tmp_path:
     method = LowRank(approximation_rank=8)
     factored, what = method.apply(model, DATA)
     assert what == "1 of 2 Dense layers in two factors"
-    assert not saves((32, 10), 8)
-    assert saves((36, 32), 8)
+    assert not reduces_parameters((32, 10), 8)
+    assert reduces_parameters((36, 32), 8)
     assert model.count_params() - factored.count_params() == 36 * 32 - 8 * (36 + 32)
     method.write(factored, tmp_path / "low.keras")
     back = method.read(tmp_path / "low.keras")

@@ -60,7 +60,7 @@ def test_what_keras_refuses_is_refused_with_its_words() -> None:
 
     layer = keras.layers.Dense(4, dtype="mixed_float16")
     model = keras.Sequential([keras.Input((8,)), layer])
-    with pytest.raises(InvalidInput, match=r"cannot quantize this to int8: .*float16"):
+    with pytest.raises(InvalidInput, match=r"cannot quantize this model to int8: .*float16"):
         Quantize(mode="int8").apply(model, DATA)
 
 

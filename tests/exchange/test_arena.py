@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.communicator import alone
-from labkit.exchange.arena import Arena
+from labkit.communicator import single_rank
+from labkit.exchange.arena import FlatBuffers
 from labkit.exchange.bucket import pack
 
 
@@ -16,10 +16,10 @@ def test_a_variable_is_read_where_its_gradients_were_written(cut: bool) -> None:
     lengths, kinds = [3, 5, 2], [np.dtype("float32"), np.dtype("float64"), np.dtype("float32")]
     names, sizes = [kind.name for kind in kinds], [kind.itemsize for kind in kinds]
     buckets = pack(lengths, names, sizes, 8, cut)
-    process = alone()
-    arena = Arena(process, lengths, kinds, buckets, common=False)
+    process = single_rank()
+    arena = FlatBuffers(process, lengths, kinds, buckets, common=False)
     for bucket in buckets:
         for slot in bucket.slots:
-            arena.piece(bucket, slot)[:] = range(slot.start, slot.stop)
+            arena.slot_gradients(bucket, slot)[:] = range(slot.start, slot.stop)
     assert [mean.tolist() for mean in arena.means] == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1]]
     process.close()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.exchange.bucket import ALIGN, Bucket, holders, pack, places
+from labkit.exchange.bucket import ALIGN, Bucket, aligned_starts, holders, pack
 
 SIZES = {"float16": 2, "float32": 4, "float64": 8}
 VARIABLES = st.lists(
@@ -63,7 +63,9 @@ def test_a_bucket_is_one_piece_of_its_arena_and_shares_it_with_no_other(
 ) -> None:
     buckets = packed(variables, limit, cut, grouped)
     dtypes = [dtype for _, dtype, _ in variables]
-    starts = places([n for n, _, _ in variables], dtypes, [SIZES[dtype] for dtype in dtypes])
+    starts = aligned_starts(
+        [n for n, _, _ in variables], dtypes, [SIZES[dtype] for dtype in dtypes]
+    )
     used: dict[str, list[tuple[int, int]]] = {}
     for bucket in buckets:
         used.setdefault(bucket.dtype, []).append((bucket.start, bucket.stop))
@@ -124,5 +126,5 @@ def test_variables_start_where_tensorflow_reads_without_a_copy(
 ) -> None:
     dtypes = [dtype for _, dtype, _ in variables]
     sizes = [SIZES[dtype] for dtype in dtypes]
-    starts = places([length for length, _, _ in variables], dtypes, sizes)
+    starts = aligned_starts([length for length, _, _ in variables], dtypes, sizes)
     assert all(start * size % ALIGN == 0 for start, size in zip(starts, sizes, strict=True))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.communicator import WALL
-from labkit.exchange.comm_thread import Service
+from labkit.exchange.comm_thread import CommThread
 from labkit.exchange.timeline import Timeline
 
 
@@ -21,7 +21,7 @@ def test_buckets_are_served_in_the_fixed_order_whatever_order_they_are_issued_in
     order: list[int], issued: list[list[int]]
 ) -> None:
     served: list[int] = []
-    service = Service(served.append, order, Timeline(WALL))
+    service = CommThread(served.append, order, Timeline(WALL))
     for step in issued:
         for bucket in step:
             service.issue(bucket)
@@ -37,7 +37,7 @@ def test_a_wait_returns_only_when_its_bucket_is_served() -> None:
         gate.wait(60)
         served.append(bucket)
 
-    service = Service(serve, [0, 1], Timeline(WALL))
+    service = CommThread(serve, [0, 1], Timeline(WALL))
     service.issue(0)
     service.issue(1)
     waiter = threading.Thread(target=service.wait, args=(1,))
@@ -57,7 +57,7 @@ def test_a_bucket_that_is_issued_again_is_waited_for_again() -> None:
         time.sleep(0.01)
         count[0] += 1
 
-    service = Service(serve, [0], Timeline(WALL))
+    service = CommThread(serve, [0], Timeline(WALL))
     for step in range(1, 4):
         service.issue(0)
         service.wait(0)
@@ -68,7 +68,7 @@ def test_an_error_of_the_thread_reaches_every_waiter_at_once() -> None:
     def serve(bucket: int) -> None:
         raise KeyError("the cable is gone")
 
-    service = Service(serve, [0, 1], Timeline(WALL))
+    service = CommThread(serve, [0, 1], Timeline(WALL))
     service.issue(0)
     for bucket in (0, 1):
         with pytest.raises(KeyError, match="the cable is gone"):
@@ -82,7 +82,7 @@ def test_an_error_reaches_those_that_waited_before_it_happened() -> None:
         fail.wait(60)
         raise ValueError("no more ink")
 
-    service = Service(serve, [0, 1], Timeline(WALL))
+    service = CommThread(serve, [0, 1], Timeline(WALL))
     service.issue(0)
 
     def wait(bucket: int) -> None:
@@ -129,7 +129,7 @@ def test_the_order_changes_once_after_so_many_rounds() -> None:
         served.append(bucket)
         clock.sleep(0.25 if bucket == 1 else 0.0)
 
-    service = Service(serve, [0, 1, 2], Timeline(clock))
+    service = CommThread(serve, [0, 1, 2], Timeline(clock))
     service.reorder_after(2, reorder)
     for _ in range(4):
         for bucket in (2, 1, 0):
@@ -145,7 +145,7 @@ def test_the_order_changes_once_after_so_many_rounds() -> None:
 
 def test_the_timeline_has_what_was_served_and_waited_for() -> None:
     timeline = Timeline(WALL)
-    service = Service(lambda bucket: time.sleep(0.005), [0, 1], timeline)
+    service = CommThread(lambda bucket: time.sleep(0.005), [0, 1], timeline)
     timeline.step = 7
     for bucket in (1, 0):
         service.issue(bucket)
@@ -165,7 +165,7 @@ def test_a_step_that_failed_before_it_waited_leaves_nothing_done() -> None:
         time.sleep(0.05)
         served.append(bucket)
 
-    service = Service(serve, [0], Timeline(WALL))
+    service = CommThread(serve, [0], Timeline(WALL))
     service.issue(0)
     service.settle()  # the step has failed meanwhile: nobody waits
     service.issue(0)

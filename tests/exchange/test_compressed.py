@@ -21,7 +21,7 @@ from labkit.compression import (
     OneBit,
     PowerSGD,
     RandomK,
-    SignMajority,
+    SignSGD,
     TernGrad,
     Threshold,
     TopK,
@@ -35,7 +35,7 @@ FAMILY: list[Compressor] = [
     QSGD(),
     TernGrad(),
     OneBit(),
-    SignMajority(),
+    SignSGD(),
     TopK(ratio=0.1),
     RandomK(ratio=0.1),
     Threshold(value=1.0),
@@ -61,7 +61,7 @@ def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
     for compressor in family:
         exchange = Exchange(communicator, algorithm, compressor=compressor)
         audit = Audit(communicator, compressor.conserves, compressor.rounding)
-        exchange.watchers.append(audit.look)
+        exchange.watchers.append(audit.observe)
         rng = np.random.default_rng(communicator.rank)
         means = []
         for _ in range(STEPS):
@@ -144,7 +144,7 @@ def test_the_law_is_broken_by_who_forgets_what_was_not_sent(cluster: Cluster) ->
         exchange = Exchange(communicator, "mpi", compressor=TopK(ratio=0.1))
         audit = Audit(communicator, remembers=True)
         exchange.watchers.append(
-            lambda bucket, layers, seen: audit.look(
+            lambda bucket, layers, seen: audit.observe(
                 bucket, layers, type(seen)(seen.given, seen.sent, seen.mean, 0 * seen.given)
             )
         )
@@ -239,7 +239,7 @@ def test_buckets_keep_memories_of_their_own(cluster: Cluster, schedule: str) -> 
         compressor = ErrorFeedback(inner=TopK(ratio=0.1))
         exchange = Exchange(communicator, "ring", schedule, 4 * 100, compressor)
         audit = Audit(communicator, remembers=True)
-        exchange.watchers.append(audit.look)
+        exchange.watchers.append(audit.observe)
         rng = np.random.default_rng(communicator.rank)
         traced = tf.function(exchange.mean)
         for _ in range(4):
@@ -310,13 +310,13 @@ def test_each_layer_has_its_own_bits_under_the_microscope(cluster: Cluster) -> N
 
         from labkit.compression import PowerSGD, TopK
         from labkit.exchange import Exchange
-        from labkit.exchange.compression_stats import Microscope
+        from labkit.exchange.compression_stats import CompressionStats
 
         found = []
         for compressor in (PowerSGD(approximation_rank=1), TopK(ratio=0.1, threshold="exact")):
             exchange = Exchange(communicator, "mpi", compressor=compressor)
-            microscope = Microscope(communicator, 1)
-            exchange.watchers.append(microscope.look)
+            microscope = CompressionStats(communicator, 1)
+            exchange.watchers.append(microscope.observe)
             exchange.mean([tf.random.normal((20, 30)), 10 * tf.range(60.0)], names=["a", "b"])
             found.append({row["layer"]: row["bits_per_parameter"] for row in microscope.rows})
         return found

@@ -220,7 +220,7 @@ def test_a_step_that_stands_still_does_not_nap_because_another_exchange_overlaps
         mean = communicator.mean
 
         def watched(*arguments: Any) -> None:
-            seen.append(communicator.patience.polite)
+            seen.append(communicator.wait_policy.polite)
             mean(*arguments)
 
         communicator.mean = watched

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labkit import Cluster
-from labkit.exchange.gradient import counted
+from labkit.exchange.gradient import renumber_names
 
 
 def agreements(communicator: Any, cases: dict[str, Any]) -> dict[str, str]:
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[tuple[list[str], dict[str, Any]], tuple[list[str], dict[s
         *((AB, {}), (BA, {})),
         "rank 1 has float32[3] for b/kernel, rank 0 has float32[3] for a/kernel: every rank must",
     ),
-    "two layers that Keras has counted in another order": (
+    "two layers that Keras has renumber_names in another order": (
         *((["dense/kernel", "dense_1/kernel"], {}), (["dense_1/kernel", "dense/kernel"], {})),
         "rank 1 has float32[3] for dense_1/kernel, rank 0 has float32[3] for dense/kernel",
     ),
@@ -88,8 +88,12 @@ def test_both_ranks_are_told_what_differs(told: list[dict[str, str]], case: str)
 
 def test_names_are_those_of_a_process_that_made_no_other_layers() -> None:
     names = ["model_2/dense_9/kernel", "model_2/dense_10/kernel", "model_2/dense_9/bias"]
-    assert counted(names) == ["model/dense/kernel", "model/dense 1/kernel", "model/dense/bias"]
-    assert counted(["dense/kernel", "dense_1/kernel"]) == counted(
+    assert renumber_names(names) == [
+        "model/dense/kernel",
+        "model/dense 1/kernel",
+        "model/dense/bias",
+    ]
+    assert renumber_names(["dense/kernel", "dense_1/kernel"]) == renumber_names(
         ["dense_3/kernel", "dense_7/kernel"]
     )
-    assert counted(["block_1", "block_0"]) != counted(["block_0", "block_1"])
+    assert renumber_names(["block_1", "block_0"]) != renumber_names(["block_0", "block_1"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.exchange.hooks import ORDER, Hook, rows_of, seam
+from labkit.exchange.hooks import ORDER, Hook, hooks_of, rows_of
 
 
 class Note(Hook):
@@ -95,7 +95,7 @@ def test_hooks_run_in_the_declared_order_whatever_the_order_of_putting_on(
 ) -> None:
     said: list[tuple[str, Any]] = []
     for name in names:
-        seam(model).put_on(Note(name, said))
+        hooks_of(model).add_hook(Note(name, said))
     model.train_step((X, Y))
     assert said == [("record", 8), ("rows", 8), ("priority", 8)]
 
@@ -103,25 +103,27 @@ def test_hooks_run_in_the_declared_order_whatever_the_order_of_putting_on(
 def test_rows_are_those_of_the_batch_as_it_came(model: Any) -> None:
     said: list[tuple[str, Any]] = []
     for hook in (Note("priority", said), Halve(), Note("record", said)):
-        seam(model).put_on(hook)
+        hooks_of(model).add_hook(hook)
     model.train_step((X, Y))
     assert said == [("record", 8), ("priority", 8)]
 
 
 def test_a_name_without_a_place_is_refused(model: Any) -> None:
-    with pytest.raises(LabkitError, match=f"'first' has no place; there are {', '.join(ORDER)}"):
-        seam(model).put_on(Note("first", []))
+    with pytest.raises(
+        LabkitError, match=f"'first' has an unknown name; allowed: {', '.join(ORDER)}"
+    ):
+        hooks_of(model).add_hook(Note("first", []))
 
 
 def test_taking_off_leaves_the_model_its_own_methods(model: Any) -> None:
     own = own_methods(model)
     hook = Everywhere()
-    seam(model).put_on(hook)
+    hooks_of(model).add_hook(hook)
     model.fit(X, Y, batch_size=4, verbose=0)
     model.evaluate(X, Y, verbose=0)
     assert set(hook.said) == {*METHODS[:4], "apply"}
     assert hook.rows is not None
-    seam(model).take_off("record")
+    hooks_of(model).remove_hooks("record")
     assert own_methods(model) == own == [None] * 6
     hook.said.clear()
     model.fit(X, Y, batch_size=4, verbose=0)
@@ -137,10 +139,10 @@ def test_a_method_that_stood_on_the_model_itself_comes_back(model: Any) -> None:
         return plain(data)
 
     model.train_step = train_step
-    seam(model).put_on(Everywhere())
+    hooks_of(model).add_hook(Everywhere())
     model.train_step((X, Y))
     assert calls == [8]
-    seam(model).clear()
+    hooks_of(model).clear()
     assert model.train_step is train_step
 
 
@@ -152,7 +154,7 @@ def test_a_train_step_of_the_users_own_is_called(model: Any) -> None:
     own = Own([keras.Input((3,)), keras.layers.Dense(1)])
     own.compile(optimizer="sgd", loss="mse")
     hook = Everywhere()
-    seam(own).put_on(hook)
+    hooks_of(own).add_hook(hook)
     assert own.fit(X, Y, batch_size=4, verbose=0).history["mine"] == [7.0]
     assert "train_step" in hook.said
 
@@ -164,48 +166,48 @@ def test_an_error_in_a_step_leaves_nothing_of_the_fit_behind(model: Any) -> None
         def train_step(self, inner: Callable[[Any], Any], rows: Any, data: Any) -> Any:
             raise RuntimeError("as planned")
 
-    seam(model).put_on(Everywhere())
-    seam(model).put_on(Fail())
+    hooks_of(model).add_hook(Everywhere())
+    hooks_of(model).add_hook(Fail())
     with pytest.raises(RuntimeError, match="as planned"):
         model.fit(X, Y, verbose=0)
     assert own_methods(model) == [None] * 6
-    assert seam(model).hooks == ()
+    assert hooks_of(model).hooks == ()
     model.fit(X, Y, verbose=0)
 
 
 def test_what_stays_outlives_an_error_and_the_fit(model: Any) -> None:
     stays = Everywhere()
-    seam(model).put_on(stays, stays=True)
-    seam(model).put_on(Note("record", []))
-    assert len(seam(model).hooks) == 1
-    seam(model).clear()
-    assert seam(model).hooks == (stays,)
-    seam(model).clear(staying=True)
+    hooks_of(model).add_hook(stays, stays=True)
+    hooks_of(model).add_hook(Note("record", []))
+    assert len(hooks_of(model).hooks) == 1
+    hooks_of(model).clear()
+    assert hooks_of(model).hooks == (stays,)
+    hooks_of(model).clear(staying=True)
     assert own_methods(model) == [None] * 6
 
 
 def test_the_end_of_the_data_takes_nothing_off(model: Any) -> None:
-    seam(model).put_on(Everywhere())
+    hooks_of(model).add_hook(Everywhere())
     model.fit(X, Y, batch_size=4, epochs=3, verbose=0)
-    assert len(seam(model).hooks) == 1
+    assert len(hooks_of(model).hooks) == 1
 
 
 def test_a_step_compiled_with_the_same_hooks_is_used_again(model: Any) -> None:
     hook = Everywhere()
     for _ in range(3):
-        seam(model).put_on(hook)
+        hooks_of(model).add_hook(hook)
         model.fit(X, Y, batch_size=4, verbose=0)
-        seam(model).take_off("record")
+        hooks_of(model).remove_hooks("record")
         model.fit(X, Y, batch_size=4, verbose=0)
     assert hook.said.count("train_step") == 1  # traced once
     model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
-    seam(model).put_on(hook)
+    hooks_of(model).add_hook(hook)
     model.fit(X, Y, batch_size=4, verbose=0)
     assert hook.said.count("train_step") == 2  # another optimizer
 
 
 def test_a_model_with_hooks_is_saved_as_without(model: Any, tmp_path: Any) -> None:
-    seam(model).put_on(Everywhere())
+    hooks_of(model).add_hook(Everywhere())
     model.fit(X, Y, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

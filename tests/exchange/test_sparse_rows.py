@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from labkit import Cluster
-from labkit.exchange.autotune import LEAST
+from labkit.exchange.autotune import MIN_TABLE_BYTES
 
-WORDS, WIDTH = LEAST // 64, 8  # of a table of float64 that is just large enough
+WORDS, WIDTH = MIN_TABLE_BYTES // 64, 8  # of a table of float64 that is just large enough
 BATCH = 40
 
 
@@ -136,7 +136,7 @@ def test_what_ranks_settle_and_what_one_rank_does(cluster: Cluster) -> None:
     def work(communicator: Any) -> Any:
         import tensorflow as tf
 
-        from labkit.communicator import alone
+        from labkit.communicator import single_rank
         from labkit.exchange import Exchange
 
         table = slices(np.random.default_rng(0))
@@ -146,7 +146,7 @@ def test_what_ranks_settle_and_what_one_rank_does(cluster: Cluster) -> None:
             exchange = Exchange(communicator, "ring", compressor=compressor)
             mean = exchange.mean([table, tf.constant([1.0])], names=["words", "bias"])[0]
             found.append((isinstance(mean, tf.IndexedSlices), exchange.describe()["rows"]))
-        (one,) = Exchange(alone()).mean([table])
+        (one,) = Exchange(single_rank()).mean([table])
         indices = one.indices.numpy()
         once = len(set(indices.tolist())) == len(indices) < BATCH
         return found, once, float(np.abs(tf.convert_to_tensor(one).numpy() - whole).max())

@@ -14,16 +14,17 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.common.validated import by_position
 from labkit.compression import ErrorFeedback, TopK
-from labkit.experiment.experiment import UNSAID, Experiment
+from labkit.experiment import VirtualClock
+from labkit.experiment.experiment import OPTIONAL_FIELDS, Experiment
 from labkit.network import ComputeTime, Fault, Network
 from labkit.strategies import (
     STRATEGIES,
     AllReduce,
     DelayedGradients,
     Layerwise,
-    LocallyConnected,
     ParameterServer,
     Pipeline,
+    SpatialParallel,
     TensorParallel,
 )
 from labkit.strategies.validation import OPTIMIZERS
@@ -45,7 +46,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"workers": 1.5}, "workers=1.5 is impossible"),
     ({"threads": -1}, "threads=-1 is impossible"),
     ({"epochs": 0}, "epochs=0 is impossible"),
-    ({"steps": 0}, "steps=0 is impossible"),
+    ({"steps_per_epoch": 0}, "steps_per_epoch=0 is impossible"),
     ({"batch_size": 0}, "batch_size=0 is impossible"),
     ({"repeats": 0}, "repeats=0 is impossible"),
     ({"seed": -1}, "seed=-1 is impossible"),
@@ -53,10 +54,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"warmup_epochs": -1}, "warmup_epochs=-1 is impossible"),
     ({"learning_rate_scaling": "cubic"}, "'none', 'linear' or 'sqrt'"),
     ({"precision": "float8"}, "'float32', 'float64', 'mixed_float16' or 'mixed_bfloat16'"),
-    ({"feed": "push"}, "'shard' or 'scatter'"),
+    ({"input_mode": "push"}, "'shard' or 'scatter'"),
     ({"clock": "sun"}, "'wall' or 'virtual'"),
-    ({"compute": 0.1}, "use clock='virtual'"),
-    ({"clock": "virtual", "compute": -1.0}, "seconds=-1.0"),
+    ({"clock": "wall", "virtual": VirtualClock()}, "use clock='virtual'"),
+    ({"virtual": {"compute_time": -1.0}}, "seconds=-1.0"),
     ({"optimizer": "sgdd"}, "optimizer='sgdd' is not known (did you mean 'sgd'?); allowed: sgd, "),
     ({"model": "mlpp"}, "did you mean 'mlp'"),
     ({"model": 5}, "model=5 is impossible"),
@@ -79,24 +80,34 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "AllReducer"}, "unknown strategy 'AllReducer' (did you mean 'AllReduce'?)"),
     ({"strategy": {"name": "AllReduce", "algorithm": "rign"}}, "algorithm='rign'"),
     ({"strategy": 5}, "strategy=5 is impossible"),
-    ({"capacities": (1.0,), "workers": 2}, "give one a worker"),
-    ({"capacities": (1.0, 0.0), "workers": 2}, "greater than 0"),
-    ({"feed": "scatter", "dataset": lambda: None}, "feed='scatter' wants arrays"),
-    ({"shards": "by_size"}, "shards='by_size' is not known; allowed: 'iid', 'by_label', or"),
-    ({"shards": "by_label", "dataset": lambda: None}, "wants all labels before training"),
+    ({"batch_weights": (1.0,), "workers": 2}, "give one per worker"),
+    ({"batch_weights": (1.0, 0.0), "workers": 2}, "greater than 0"),
+    ({"input_mode": "scatter", "dataset": lambda: None}, "input_mode='scatter' needs arrays"),
     (
-        {"shards": "by_label", "dataset": "synthetic", "dataset_options": {"task": "regression"}},
-        "which a regression has not",
+        {"data_partition": "by_size"},
+        "data_partition='by_size' is not known; allowed: 'iid', 'by_label', or",
     ),
-    ({"shards": "by_label", "dataset": "shakespeare", "model": "rnn"}, "a next character has not"),
-    ({"shards": "dirichlet(1)", "dataset": (X, X)}, "which this y does not have"),
+    ({"data_partition": "by_label", "dataset": lambda: None}, "needs all labels before training"),
     (
-        {"shards": "by_label", "workers": 2, "strategy": Pipeline()},
-        "the stages of a pipeline on workers=2 make one, which reads them all",
+        {
+            "data_partition": "by_label",
+            "dataset": "synthetic",
+            "dataset_options": {"task": "regression"},
+        },
+        "a regression task has no class labels",
     ),
     (
-        {"shards": "by_label", "workers": 2, "strategy": TensorParallel()},
-        "the slices of a model on workers=2 make one",
+        {"data_partition": "by_label", "dataset": "shakespeare", "model": "rnn"},
+        "a next character task has no class labels",
+    ),
+    ({"data_partition": "dirichlet(1)", "dataset": (X, X)}, "y is no 1-D array of integers"),
+    (
+        {"data_partition": "by_label", "workers": 2, "strategy": Pipeline()},
+        "the stages of a pipeline on workers=2 form one replica, which reads all",
+    ),
+    (
+        {"data_partition": "by_label", "workers": 2, "strategy": TensorParallel()},
+        "the slices of a model on workers=2 form one",
     ),
     ({"callbacks": "stop"}, "callbacks='stop' is impossible"),
     ({"batchsize": 3}, "Experiment has no 'batchsize'"),
@@ -122,11 +133,11 @@ def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], told
         {"workers": 10**11},
         {"threads": 10**11},
         {"epochs": 1e26},
-        {"steps": 10**12},
+        {"steps_per_epoch": 10**12},
         {"batch_size": 10**12},
         {"seed": 2**32},
         {"repeats": 10**9},
-        {"workers": 2, "capacities": (1.0, float("inf"))},
+        {"workers": 2, "batch_weights": (1.0, float("inf"))},
     ],
 )
 def test_absurd_numbers_are_refused(fields: dict[str, Any]) -> None:
@@ -144,7 +155,7 @@ def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
     assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500
     assert Experiment(dataset=(X, Y)).rows == len(X)
     assert Experiment(model=model_of_three, dataset=lambda: None).rows is None
-    with pytest.raises(InvalidInput, match="microbatches=1438 of 1437 rows a replica"):
+    with pytest.raises(InvalidInput, match="microbatches=1438 of 1437 rows per replica"):
         Experiment(workers=2, batch_size=5000, strategy=Pipeline(microbatches=1438))
 
 
@@ -168,27 +179,29 @@ print(json.dumps([
 
 
 NAMED = {
-    "598075c3": Experiment(),
-    "3af9c78b": Experiment(
+    "6cb1a192": Experiment(),
+    "f1d155eb": Experiment(
         workers=4,
         dataset="mnist",
         network="1GbE",
         epochs=2,
         strategy=AllReduce("ring", compressor=ErrorFeedback(TopK(0.01))),
     ),
-    "bcf4fdcf": Experiment(
+    "cc8831dd": Experiment(
         workers=4,
         batch_size=64,
         model_options={"widths": [8, 8, 8, 8]},
         strategy=Pipeline("gpipe", microbatches=4),
     ),
-    "f9548ec5": Experiment(workers=2, strategy=Layerwise()),
-    "c5cb1c5d": Experiment(workers=2, strategy=DelayedGradients(2)),
-    "03e6f3e4": Experiment(workers=2, strategy=TensorParallel(2)),
-    "853508a7": Experiment(
-        workers=4, model="locally_connected", dataset="mnist", strategy=LocallyConnected((2, 2))
+    "b25cc805": Experiment(workers=2, strategy=Layerwise()),
+    "98e9fc71": Experiment(workers=2, strategy=DelayedGradients(2)),
+    "ec40a667": Experiment(workers=2, strategy=TensorParallel(2)),
+    "fdabf8b5": Experiment(
+        workers=4, model="locally_connected", dataset="mnist", strategy=SpatialParallel((2, 2))
     ),
-    "507b044f": Experiment(workers=2, network=Network(latency=1e-3, bandwidth=1e6, slow={1: 2.0})),
+    "1c026350": Experiment(
+        workers=2, network=Network(latency=1e-3, bandwidth=1e6, stragglers={1: 2.0})
+    ),
 }
 
 
@@ -199,29 +212,32 @@ def test_names_of_experiments_stay_so_that_old_runs_and_gates_are_found_again() 
 def test_the_record_is_json_and_says_every_field() -> None:
     experiment = Experiment(
         workers=2,
-        steps=3,
-        capacities=(1, 3),
+        steps_per_epoch=3,
+        batch_weights=(1, 3),
         optimizer_options={"momentum": 0.9},
-        clock="virtual",
-        compute=ComputeTime(0.1, law="lognormal"),
-        slow={1: 2.0},
-        later=[(0, 1, 0.5)],
-        order=[(2, 0, 0)],
-        lost={0: 2.5},
-        shards="by_label",
+        virtual=VirtualClock(
+            compute_time=ComputeTime(0.1, distribution="lognormal"),
+            message_delays=[(0, 1, 0.5)],
+            update_order=[(2, 0, 0)],
+            worker_failures={0: 2.5},
+        ),
+        stragglers={1: 2.0},
+        data_partition="by_label",
         faults=[Fault("pause", rank=1, step=2, seconds=1.0)],
-        bad_numbers="stop",
+        on_nonfinite="stop",
         strategy=ParameterServer(synchronous=False),
     )
     record = json.loads(json.dumps(experiment.to_json()))
-    on_ranks = {"check_every", "checksums"}
+    on_ranks = {"replica_check_interval", "checksums"}
     assert set(record) == {"schema", *Experiment.model_fields} - on_ranks
-    asked = Experiment(workers=2, strategy=AllReduce("ring"), check_every=5, checksums=True)
+    asked = Experiment(
+        workers=2, strategy=AllReduce("ring"), replica_check_interval=5, checksums=True
+    )
     assert on_ranks < set(asked.to_json())
-    plain = {"schema", *Experiment.model_fields} - set(UNSAID)
-    assert set(Experiment().to_json()) == plain  # whose hashes stay what they were
+    plain = {"schema", *Experiment.model_fields} - set(OPTIONAL_FIELDS)
+    assert set(Experiment().to_json()) == plain
     assert record["strategy"] == json.loads(json.dumps(experiment.strategy.to_json()))
-    assert record["capacities"] == [1.0, 3.0]
+    assert record["batch_weights"] == [1.0, 3.0]
     without_schema = {key: value for key, value in record.items() if key != "schema"}
     assert Experiment(**without_schema) == experiment
 

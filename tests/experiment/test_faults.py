@@ -26,31 +26,40 @@ def test_faults_are_given_in_any_way_and_written_down() -> None:
 
 def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
     plain = Experiment(workers=2)
-    unsaid = {"faults", "bad_numbers", "check_every", "checksums"}
+    unsaid = {"faults", "on_nonfinite", "replica_check_interval", "checksums"}
     assert not unsaid & plain.to_json().keys()
-    others = [{"faults": KILL}, {"bad_numbers": "skip"}, {"bad_numbers": "stop"}]
-    others += [{"check_every": 5}, {"checksums": True, "strategy": RING}]
+    others = [{"faults": KILL}, {"on_nonfinite": "skip"}, {"on_nonfinite": "stop"}]
+    others += [{"replica_check_interval": 5}, {"checksums": True, "strategy": RING}]
     assert len({plain.hash8, *(plain.replace(**each).hash8 for each in others)}) == 6
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"faults": {**KILL, "rank": 2}}, "with ranks 0 to 1"),
-        ({"faults": {**KILL, "step": 99}, "epochs": 2, "steps": 10}, "a training of 1. steps"),
-        ({"faults": DROP}, "sent by labkit itself"),
-        ({"faults": DROP, "strategy": lk.AllReduce("mpi")}, "sent by labkit itself"),
-        ({"faults": DROP, "strategy": RING, "clock": "virtual"}, "sent by labkit itself"),
-        ({"faults": KILL, "strategy": lk.TFDistribute()}, "in processes of its own"),
+        ({"faults": {**KILL, "rank": 2}}, "give a rank from 0 to 1"),
+        (
+            {"faults": {**KILL, "step": 99}, "epochs": 2, "steps_per_epoch": 10},
+            "the training has 1. steps",
+        ),
+        ({"faults": DROP}, "labkit itself must send all messages"),
+        ({"faults": DROP, "strategy": lk.AllReduce("mpi")}, "labkit itself must send all messages"),
+        (
+            {"faults": DROP, "strategy": RING, "clock": "virtual"},
+            "labkit itself must send all messages",
+        ),
+        ({"faults": KILL, "strategy": lk.TFDistribute()}, "in separate processes"),
         ({"faults": KILL, "clock": "virtual"}, "would wait for ever"),
-        ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "cut over several places"),
-        ({"checksums": True}, "checksums=True: not all messages"),
-        ({"checksums": True, "strategy": lk.AllReduce("shared_memory")}, "sent by labkit"),
-        ({"check_every": 2, "strategy": lk.Pipeline()}, "equal after each step"),
-        ({"check_every": 2, "clock": "virtual"}, "equal after each step"),
-        ({"bad_numbers": "skip", "strategy": lk.AllReduce(schedule="priority")}, "left out"),
-        ({"bad_numbers": "skip", "strategy": lk.DelayedGradients()}, "left out"),
-        ({"bad_numbers": "mend"}, "bad_numbers='mend' is impossible"),
+        ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "cuts the model of a worker"),
+        ({"checksums": True}, "checksums=True: labkit itself must send"),
+        ({"checksums": True, "strategy": lk.AllReduce("shared_memory")}, "labkit itself must send"),
+        ({"replica_check_interval": 2, "strategy": lk.Pipeline()}, "equal after each step"),
+        ({"replica_check_interval": 2, "clock": "virtual"}, "equal after each step"),
+        (
+            {"on_nonfinite": "skip", "strategy": lk.AllReduce(schedule="priority")},
+            "cannot skip a whole step",
+        ),
+        ({"on_nonfinite": "skip", "strategy": lk.DelayedGradients()}, "cannot skip a whole step"),
+        ({"on_nonfinite": "mend"}, "on_nonfinite='mend' is impossible"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_a_rank_starts(

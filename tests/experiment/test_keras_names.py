@@ -10,7 +10,7 @@ from keras.src import losses, metrics
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
-from labkit.experiment.keras_names import COMMON, LOSSES, METRICS, OPTIONS
+from labkit.experiment.keras_names import COMMON_ARGUMENTS, LOSSES, METRICS, OPTIMIZER_ARGUMENTS
 from labkit.keras.lars import LARS
 from labkit.strategies.validation import OPTIMIZERS
 
@@ -37,7 +37,7 @@ def test_the_arguments_are_those_of_the_optimizer(name: str) -> None:
     kinds = {each.lower(): kind for each, kind in vars(keras.optimizers).items()} | {"lars": LARS}
     arguments = set(inspect.signature(kinds[name]).parameters) - {"kwargs", "options"}
     # LARS takes what is common by its **options.
-    assert arguments | set(COMMON) == {*OPTIONS[name], *COMMON}
+    assert arguments | set(COMMON_ARGUMENTS) == {*OPTIMIZER_ARGUMENTS[name], *COMMON_ARGUMENTS}
 
 
 @pytest.mark.parametrize(

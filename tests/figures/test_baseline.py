@@ -11,12 +11,12 @@ from sample_runs import FAILED_GATE
 
 from labkit.common.errors import LabkitError
 from labkit.figures import (
-    loss_scale_reading,
     loss_scales,
-    memory_reading,
     precision_table,
     seed_by_seed,
-    seed_reading,
+    summarize_loss_scale,
+    summarize_memory,
+    summarize_seed,
 )
 from labkit.records.run import Run
 from labkit.records.store import new_run_directory, start
@@ -39,18 +39,18 @@ def test_the_lower_test_loss_is_counted_by_seed(tmp_path: Path) -> None:
     table = seed_by_seed(with_feedback, without)
     assert table["lower_test_loss"].tolist() == [True, True, True, True, False]
     assert table["baseline_test_loss"].tolist() == [0.2, 0.3, 0.4, 0.5, 0.4]
-    said = seed_reading(with_feedback, without)
+    said = summarize_seed(with_feedback, without)
     assert "On digits, after 60 steps on 2 workers" in said
     assert (
         "ErrorFeedback(TopK(ratio=0.01)) ends with a lower test loss than TopK(ratio=0.01)" in said
     )
     assert "**4 of 5 seeds**: mean 0.3 against 0.36; chance alone" in said
-    assert "so many or more in 19% of such trials" in said  # (5 + 1) / 32
+    assert "this many or more in 19% of such trials" in said  # (5 + 1) / 32
 
 
 def test_equal_losses_are_not_lower(tmp_path: Path) -> None:
     runs = [written(tmp_path, [0.2, 0.3], each) for each in (FED_BACK, TOP_K)]
-    said = seed_reading(*runs)
+    said = summarize_seed(*runs)
     assert "training loss (mean of the last 20 steps)" in said
     assert said.count("**0 of 2 seeds**") == 2
 
@@ -106,12 +106,14 @@ def test_memory_is_held_against_the_baseline_but_peaks_are_not(tmp_path: Path) -
     scaled = precision_written(
         tmp_path, precision="mixed_float16", measured={"memory_bytes": KEPT | {"optimizer": 36}}
     )
-    said = memory_reading([base, scaled, precision_written(tmp_path, 2, precision="float64")], base)
+    said = summarize_memory(
+        [base, scaled, precision_written(tmp_path, 2, precision="float64")], base
+    )
     assert "**precision mixed_float16** keeps as many bytes as the baseline" in said
     assert (
         "**precision float64** keeps 7.81 KiB of weights (2x), 7.81 KiB of gradients (2x)." in said
     )
-    assert "no measure of one precision against another" in said
+    assert "does not compare precisions" in said
     assert "float32** keeps" not in said
 
 
@@ -134,15 +136,15 @@ def scales(rank: int, values: list[float], updates: list[int]) -> list[dict[str,
 def test_a_step_that_all_ranks_skip_is_named() -> None:
     rows = scales(0, [8.0, 4.0, 4.0], [1, 1, 2]) + scales(1, [8.0, 4.0, 4.0], [1, 1, 2])
     assert loss_scales(rows)["updates"][1].tolist() == [1, 1, 2]
-    said = loss_scale_reading(rows)
+    said = summarize_loss_scale(rows)
     assert said == (
         "Skipped: step 1 by all ranks. The ranks had the same loss scale after every step."
     )
-    assert "Skipped: no step" in loss_scale_reading(scales(0, [8.0], [1]))
+    assert "Skipped: no step" in summarize_loss_scale(scales(0, [8.0], [1]))
 
 
 def test_ranks_that_part_are_told() -> None:
     rows = scales(0, [8.0, 8.0], [1, 2]) + scales(1, [8.0, 4.0], [1, 1])
-    said = loss_scale_reading(rows)
+    said = summarize_loss_scale(rows)
     assert "step 1 by rank 1 only" in said
-    assert "did not stay alike" in said
+    assert "had different loss scales" in said

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from sample_runs import write_run
 
-from labkit.figures import blocks_reading, dependencies, optimality_gap
+from labkit.figures import dependencies, optimality_gap, summarize_blocks
 from labkit.records.run import Run
 
 OPTIMUM = 2.0
@@ -19,7 +19,7 @@ OPTIMUM = 2.0
 def scheduled(root: Path, select: str, losses: Sequence[float]) -> Run:
     """A run whose loss before each round was this."""
     found = {"clock": "virtual", "network": "1GbE", "wire_bytes_per_step": 64.0}
-    strategy = {"name": "ScheduledBlocks", "select": select}
+    strategy = {"name": "BlockCoordinateDescent", "selection": select}
     steps = {"workers": 2, "epochs": 1, "steps": len(losses)}
     run = write_run(root, measured=found, strategy=strategy, **steps)
     history = pd.read_parquet(run.path / "history.parquet")
@@ -39,31 +39,34 @@ def test_the_gap_is_drawn_by_rounds(tmp_path: Path) -> None:
     (trace,) = [t for t in figure.data if len(t.x) == 3]
     np.testing.assert_allclose(trace.y[:2], [1.0, 0.5])
     assert 0 < trace.y[2] < 1e-15  # what a logarithmic axis can show of nothing
-    assert figure.layout.title.text == "Gap by rounds · virtual clock · network 1GbE"
+    assert figure.layout.title.text == "Optimality gap by rounds · virtual clock · network 1GbE"
 
 
 @pytest.mark.parametrize(
     ("priority", "chance", "said"),
-    [(3, 8, "it came: 0.38 of chance's rounds"), (9, 6, "it did **not** come: 1.50 of chance's")],
+    [
+        (3, 8, ": reproduced: 0.38 of the rounds of random"),
+        (9, 6, "**not** reproduced: 1.50 of the rounds of random"),
+    ],
 )
 def test_the_reading_says_who_was_there_first(
     tmp_path: Path, priority: int, chance: int, said: str
 ) -> None:
     runs = [reaching(tmp_path, "priority", priority), reaching(tmp_path, "random", chance)]
-    text = blocks_reading(runs, OPTIMUM)
-    assert f"**priority**, {priority} rounds to a millionth; 64 B on the wire" in text
+    text = summarize_blocks(runs, OPTIMUM)
+    assert f"**priority**, {priority} rounds to a gap of a millionth; 64 B on the wire" in text
     assert said in text.replace("; ", ": ")
 
 
 def test_and_who_never_was(tmp_path: Path) -> None:
     runs = [reaching(tmp_path, "priority", 3), reaching(tmp_path, "random", 99)]
-    text = blocks_reading(runs, OPTIMUM)
-    assert "**random**; 1 seed, of which 0 came to a millionth; 0.5 of the optimum are left" in text
-    assert "it came" in text
-    assert "no factor is known" in text
+    text = summarize_blocks(runs, OPTIMUM)
+    assert "**random**; 1 seed, 0 of them with a gap of a millionth; relative gap 0.5" in text
+    assert ": reproduced" in text
+    assert "the factor is unknown" in text
     # Where nobody was, nobody was first.
     nobody = [reaching(tmp_path, way, 99) for way in ("priority", "random")]
-    assert "chance" not in blocks_reading(nobody, OPTIMUM)
+    assert "chance" not in summarize_blocks(nobody, OPTIMUM)
 
 
 def test_who_depends_on_whom_is_drawn_above_the_threshold() -> None:

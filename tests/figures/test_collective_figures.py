@@ -10,15 +10,15 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.figures import (
     cost_curves,
-    cost_reading,
-    counts_reading,
     counts_table,
-    link_reading,
     link_utilisation,
+    summarize_cost,
+    summarize_counts,
+    summarize_link,
 )
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Cost, closed_form
+from labkit.simulate import AlphaBetaCost, closed_form
 from labkit.simulate.costs import modelled
 from labkit.simulate.fastest import costs
 
@@ -28,7 +28,7 @@ GIGABIT = Network.named("1GbE")
 def test_the_fastest_changes_where_the_closed_forms_cross() -> None:
     (found,) = costs(["butterfly", "ring"], 8, ["1GbE"], (64, 2**26))
     butterfly, ring = (modelled(name, 8)[0] for name in ("butterfly", "ring"))
-    expected = Cost.crossover(butterfly, ring, GIGABIT)
+    expected = AlphaBetaCost.crossover(butterfly, ring, GIGABIT)
     small, large = found.fastest
     assert (small.algorithms, large.algorithms) == (("butterfly",), ("ring",))
     assert small.last == pytest.approx(expected, rel=1e-6)
@@ -65,7 +65,7 @@ def test_the_figure_has_a_panel_a_network_a_legend_and_its_clock() -> None:
     figure = cost_curves(["tree", "ring"], 4, ["1GbE", "wan"], (1024, 2**22))
     assert figure.layout.title.text == "Allreduce on 4 ranks · simulation"
     assert [trace.name for trace in figure.data if trace.showlegend] == ["tree", "ring"]
-    assert figure.layout.xaxis2.title.text == "size of the buffer"
+    assert figure.layout.xaxis2.title.text == "buffer size"
     assert figure.layout.yaxis.ticktext[0].endswith("s")
     assert "1GbE: fastest is" in figure.alt
     crosses = [trace for trace in figure.data if trace.marker.symbol == "x-thin"]
@@ -80,7 +80,7 @@ def test_thin_lines_are_the_closed_forms_and_a_graph_of_links_has_none() -> None
 
 
 def test_the_reading_says_what_the_figure_shows() -> None:
-    said = cost_reading(["master_worker", "ring"], 8, ["1GbE"], (64, 2**26))
+    said = summarize_cost(["master_worker", "ring"], 8, ["1GbE"], (64, 2**26))
     assert "then ring. At 64 MiB master_worker takes 7.99 times as long as ring" in said
 
 
@@ -88,7 +88,7 @@ def test_the_reading_says_what_the_figure_shows() -> None:
     "wrong", [{"size": 1}, {"nbytes": (64, 64)}, {"nbytes": (0, 64)}, {"networks": []}]
 )
 def test_numbers_that_cannot_be_are_a_sentence(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput, match="give two ranks or more, 0 < least bytes < greatest"):
+    with pytest.raises(InvalidInput, match="give two ranks or more, 0 < minimum < maximum bytes"):
         cost_curves(**wrong)  # type: ignore[arg-type]
 
 
@@ -104,7 +104,7 @@ def test_ring_and_master_send_as_much_but_the_master_alone_sends_half() -> None:
     assert ring["volume"] == master["volume"] == 14
     assert ring["busiest_rank"] == pytest.approx(2 * 7 / 8)
     assert master["busiest_rank"] == 7
-    said = counts_reading(counts_table(["ring", "master_worker"], [8]))
+    said = summarize_counts(counts_table(["ring", "master_worker"], [8]))
     assert "2 of 2 rows equal" in said
     assert "1.75 n with ring, and 7 n with master_worker" in said
 
@@ -112,7 +112,7 @@ def test_ring_and_master_send_as_much_but_the_master_alone_sends_half() -> None:
 def test_a_row_that_differs_is_named() -> None:
     table = counts_table(["ring"], [4])
     table.loc[0, ["messages", "equal"]] = [23, False]
-    assert "**ring** on 4 ranks does not: 23 messages counted, 24" in counts_reading(table)
+    assert "**ring** on 4 ranks differs: 23 messages counted, 24" in summarize_counts(table)
 
 
 def test_an_unknown_name_is_a_sentence() -> None:
@@ -163,6 +163,6 @@ def test_one_rank_uses_no_link() -> None:
 
 
 def test_the_reading_gives_the_ratio() -> None:
-    said = link_reading(["master_worker", "ring"], 8, 2**26, "1GbE")
+    said = summarize_link(["master_worker", "ring"], 8, 2**26, "1GbE")
     assert "7.99 times the fastest" in said
     assert "**ring**" in said

@@ -15,13 +15,13 @@ from sample_runs import FAILED_GATE, write_run
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.figures import (
     compare,
-    comparison_reading,
     format_table,
     has_grid,
     heat_map,
     parallel_coordinates,
     pareto,
     scatter,
+    summarize_comparison,
     table,
 )
 from labkit.figures.kit.axes import number_text, scale
@@ -85,7 +85,7 @@ def test_parallel_coordinates_have_an_axis_for_each_difference_and_result(tmp_pa
     runs = grid(tmp_path)
     figure = parallel_coordinates(runs)
     names = list(figure.layout.xaxis.ticktext)
-    assert names == ["compressor", "workers", "test accuracy", "training, s", "samples/s"]
+    assert names == ["compressor", "workers", "test accuracy", "training time, s", "samples/s"]
     for run in runs:
         (line,) = keyed(figure, run)
         assert len(line.y) == len(names)
@@ -195,11 +195,11 @@ def test_repeats_of_one_run_make_a_band_too(tmp_path: Path) -> None:
 
 
 def test_no_speed_up_is_told_over_other_work(tmp_path: Path) -> None:
-    law = {"seconds": 0.02, "law": "constant"}
+    virtual = {"compute_time": {"seconds": 0.02, "distribution": "constant"}}
     server = {"name": "ParameterServer", "synchronous": False}
     speaks = {"wire_bytes_per_step": 40_000.0}
     runs = [
-        write_run(tmp_path, workers=1, clock="virtual", compute=law),
+        write_run(tmp_path, workers=1, clock="virtual", virtual=virtual),
         write_run(tmp_path, workers=3, clock="virtual", batch_size=768),
         write_run(tmp_path, workers=1, strategy=server, network="wan", measured=speaks),
         write_run(tmp_path, workers=2),
@@ -250,18 +250,18 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
 
 
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
-    text = comparison_reading(grid(tmp_path, seeds=3))
+    text = summarize_comparison(grid(tmp_path, seeds=3))
     assert (
-        "12 runs that differ in compressor, workers (12 completed; but for the seed, 4 kinds)"
+        "12 runs that differ in compressor, workers (12 completed; 4 settings apart from the seed)"
         in text
     )
     assert "Equivalence gate: 4 passed" in text
     assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
     assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
-    assert "more than their seeds explain" not in text
-    one = comparison_reading(grid(tmp_path / "one"))
-    assert "One seed cannot tell chance from a difference in test accuracy: " in one
-    assert "No difference beyond the spread of their seeds in test accuracy: **no c" in text
+    assert "more than the seeds explain" not in text
+    one = summarize_comparison(grid(tmp_path / "one"))
+    assert "One seed cannot separate a difference from chance in test accuracy: " in one
+    assert "No difference beyond the spread of the seeds in test accuracy: **no c" in text
 
 
 def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) -> None:
@@ -273,11 +273,14 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
         for seed in range(3)
     ]
     runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
-    text = comparison_reading(runs)
+    text = summarize_comparison(runs)
     # Another task: no race between models.
-    assert "Not compared, for no other run has their task, length and clock: workers 2, cnn" in text
+    assert (
+        "Not compared, because no other run has the same task, length and clock: workers 2, cnn"
+        in text
+    )
     assert "mlp on digits: " in text
-    assert "no speed is shown of workers 4" in text
+    assert "no speed is shown for workers 4" in text
     clear = [
         write_run(
             tmp_path, seed=s, learning_rate=rate, measured={"test_accuracy": accuracy + s / 1e3}
@@ -285,7 +288,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
         for rate, accuracy in ((0.1, 0.9), (0.5, 0.5))
         for s in range(3)
     ]
-    assert "more than their seeds explain" in comparison_reading(clear)
+    assert "more than the seeds explain" in summarize_comparison(clear)
 
 
 def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None:
@@ -297,12 +300,12 @@ def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None
         )
         for rate in (0.1, 0.2)
     ]
-    text = comparison_reading(runs)
-    assert "wall clock: One seed cannot tell chance from a difference in samples/s" in text
-    assert "virtual clock: One seed cannot tell chance from a difference in samples/s" in text
+    text = summarize_comparison(runs)
+    assert "wall clock: One seed cannot separate a difference from chance in samples/s" in text
+    assert "virtual clock: One seed cannot separate a difference from chance in samples/s" in text
     assert "clock virtual" not in text.partition("wall clock: ")[2].partition("virtual clock: ")[0]
-    alone = comparison_reading(runs[1:3])
-    assert "no other run has their task, length and clock" in alone
+    alone = summarize_comparison(runs[1:3])
+    assert "no other run has the same task, length and clock" in alone
     # Beside each other in the figure of accuracy and seconds, neither beats the other.
     assert pareto(runs).layout.meta["alt"].count("(on the front)") == 4
 
@@ -311,7 +314,7 @@ def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first
     tmp_path: Path,
 ) -> None:
     def reading(name: str, steps: list[float]) -> str:
-        return comparison_reading(
+        return summarize_comparison(
             [
                 write_run(tmp_path / name, workers=workers, seed=seed, step_ms=step)
                 for workers, times in ((1, [8.0] * len(steps)), (2, steps))
@@ -328,13 +331,13 @@ def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first
         "1.14 (3 seeds, 0.89 to 1.60)" in reading("null", [5.0, 7.0, 9.0])
     )
     assert (
-        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; one seed, the spread is that "
-        "of its steps" in reading("one", [5.0])
+        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; one seed; the spread is over "
+        "its steps" in reading("one", [5.0])
     )
 
 
 def test_without_runs_each_says_what_to_do() -> None:
-    for figure in (compare, pareto, parallel_coordinates, heat_map, comparison_reading, table):
+    for figure in (compare, pareto, parallel_coordinates, heat_map, summarize_comparison, table):
         with pytest.raises(LabkitError, match="run a notebook first"):
             figure([])
 
@@ -351,20 +354,23 @@ def test_regressions_are_judged_by_their_loss(tmp_path: Path) -> None:
             for seed, loss in enumerate(losses)
         ]
 
-    text = comparison_reading([*runs(1, 0.3, 0.32), *runs(2, 0.1, 0.12)])
+    text = summarize_comparison([*runs(1, 0.3, 0.32), *runs(2, 0.1, 0.12)])
     assert (
         "Lowest test loss: **workers 2**, 0.11 (2 seeds, 0.1 to 0.12); next workers 1, 0.31" in text
     )
     assert "each of its seeds is lower" in text
-    null = comparison_reading([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
-    assert "No difference beyond the spread of their seeds in test loss" in null
-    assert "One seed cannot tell" in comparison_reading([*runs(1, 0.1), *runs(2, 0.2)])
+    null = summarize_comparison([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
+    assert "No difference beyond the spread of the seeds in test loss" in null
+    assert "One seed cannot separate" in summarize_comparison([*runs(1, 0.1), *runs(2, 0.2)])
 
 
 def test_runs_of_one_step_have_no_seconds_and_say_why(tmp_path: Path) -> None:
     measured = {"first_step_ms": 400.1, "train_seconds": 0.4001}
     runs = [write_run(tmp_path, workers=w, epochs=1, steps=1, measured=measured) for w in (1, 2)]
-    assert "2 of one step: their speed is that of tracing it" in compare(runs).layout.meta["alt"]
+    assert (
+        "2 runs of one step: the speed is that of TensorFlow's tracing"
+        in compare(runs).layout.meta["alt"]
+    )
     assert "bytes" in pareto(runs).layout.meta["alt"]
     assert " 0 s" not in pareto(runs).layout.meta["alt"]
 
@@ -381,9 +387,9 @@ def test_a_gap_in_the_loss_is_a_gap_at_its_place() -> None:
 
 
 def test_a_parameter_has_a_column_of_its_own_whatever_its_name(tmp_path: Path) -> None:
-    shown = table([write_run(tmp_path, gate=gate) for gate in (True, False)])
-    assert shown["gate (asked)"].tolist() == [True, False]
-    assert shown["gate"].str.startswith("passed").all()
+    shown = table([write_run(tmp_path, verify=gate) for gate in (True, False)])
+    assert shown["verify"].tolist() == [True, False]
+    assert shown["equivalence"].str.startswith("passed").all()
 
 
 def test_accuracies_of_one_value_are_drawn_between_none_and_all(tmp_path: Path) -> None:

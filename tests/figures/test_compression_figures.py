@@ -17,19 +17,25 @@ from sample_runs import FAILED_GATE, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text
-from labkit.figures import bandwidth, microscope, microscope_reading, pareto, step_parts
+from labkit.figures import (
+    bandwidth,
+    compression_stats,
+    pareto,
+    step_parts,
+    summarize_compression_stats,
+)
 from labkit.figures.exchange.compression import group_by_method, methods
 from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store
 from labkit.records.analysis.spending import MEASURES, front, spending
-from labkit.records.bandwidths import Method, prediction_errors, winners
+from labkit.records.bandwidths import MethodCost, prediction_errors, winners
 from labkit.records.compressors import baseline_of, method
 from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.store import write_table
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import completed_seeds
 from labkit.report import report
 from labkit.simulate import closed_form
 
@@ -205,9 +211,9 @@ def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ring", "master_worker", "butterfly", "all_to_all"])
 def test_an_allreduce_is_predicted_by_its_closed_form(tmp_path: Path, algorithm: str) -> None:
-    from labkit.schedules import named
+    from labkit.schedules import get_collective
 
-    counts, payload = named(algorithm).counts(4), 40_000
+    counts, payload = get_collective(algorithm).counts(4), 40_000
     # On average over ranks: the master sends more than the others.
     sent, messages = (int(each.sum()) // 4 for each in (counts.bytes(payload), counts.messages))
     messages *= 3  # three buckets
@@ -236,7 +242,7 @@ def test_gathered_payloads_count_what_the_busiest_rank_sends(tmp_path: Path) -> 
 
 
 METHOD = st.builds(
-    lambda work, hops, nbytes: Method(f"{work} {hops} {nbytes}", (), work, hops, nbytes),
+    lambda work, hops, nbytes: MethodCost(f"{work} {hops} {nbytes}", (), work, hops, nbytes),
     st.floats(1e-4, 1e-1),
     st.integers(0, 20),
     st.floats(0, 1e8),
@@ -245,7 +251,7 @@ METHOD = st.builds(
 
 @given(st.lists(METHOD, min_size=1, max_size=6))
 @settings(max_examples=60)
-def test_at_every_bandwidth_the_named_winner_is_the_fastest(found: list[Method]) -> None:
+def test_at_every_bandwidth_the_named_winner_is_the_fastest(found: list[MethodCost]) -> None:
     over = (1e6, 1e10)
     wins = winners(found, 5e-5, over)
     assert (wins[0].first, wins[-1].last) == over
@@ -265,7 +271,7 @@ def test_the_winner_changes_where_saved_bytes_no_longer_pay_for_the_codec(tmp_pa
     assert (one.method.name, other.method.name) == ("TopK 1 %", "no compression")
     assert one.last == pytest.approx(990_000 / 4e-3)
     figure = bandwidth([dense, small])
-    assert "Who wins at which bandwidth · simulation" in texts(figure)
+    assert "Fastest method by bandwidth · simulation" in texts(figure)
     assert "TopK 1 % up to 1.98 Gb/s, then no compression" in texts(figure)
     assert "TopK 1 % up to 1.98 Gb/s, then no compression" in figure.alt
     (cross,) = [t for t in figure.data if t.mode == "markers+text"]
@@ -332,15 +338,15 @@ def observed(root: Path, seeds: int = 1, **changes: Any) -> Run:
     run = write_method(root, [0.9] * seeds, compressor=TOP_K, network="1GbE")
     table = pd.DataFrame(rows)
     table = table.assign(**{k: v(table) if callable(v) else v for k, v in changes.items()})
-    for seed in seeds_of(run):
-        store.write_table(seed.path / "microscope.parquet", table.to_dict("records"))
+    for seed in completed_seeds(run):
+        store.write_table(seed.path / "compression_stats.parquet", table.to_dict("records"))
     return Run(run.path)
 
 
 def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) -> None:
-    figure = microscope(observed(tmp_path))
+    figure = compression_stats(observed(tmp_path))
     words = texts(figure)
-    for title in ("Relative error", "Cosine", "Residual", "Bits a parameter", "Fraction sent"):
+    for title in ("Relative error", "Cosine", "Residual", "Bits per parameter", "Fraction sent"):
         assert title in words
     lines = [t for t in figure.data if t.mode == "lines" and t.line.width == 2]
     assert len(lines) == 5 * 2
@@ -351,7 +357,7 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
 
 
 def test_a_report_shows_what_was_under_the_microscope(tmp_path: Path) -> None:
-    heading = "<h3>Compression under the microscope</h3>"
+    heading = "<h3>Compression statistics</h3>"
     plain = write_method(tmp_path / "plain", [0.9], compressor=TOP_K, network="1GbE")
     told = report([plain], tmp_path / "without.html").read_text()
     assert heading not in told
@@ -367,13 +373,15 @@ def test_the_microscope_shows_all_seeds_of_a_run(tmp_path: Path) -> None:
 
 def test_the_reading_names_the_worst_layer_and_a_growing_residual(tmp_path: Path) -> None:
     run = observed(tmp_path)
-    said = microscope_reading(run)
-    assert "least in **head** (0.7, relative error 0.205) and greatest in **dense** (0.9)" in said
-    assert "Layers take 0.64 bits a parameter and send 0.01 to 0.02 of their elements" in said
+    said = summarize_compression_stats(run)
+    assert "lowest in **head** (0.7, relative error 0.205) and highest in **dense** (0.9)" in said
+    assert "Layers use 0.64 bits per parameter and send 0.01 to 0.02 of their elements" in said
     assert "The residual still grows" in said
-    assert "head" in microscope(run).alt
-    assert "has stopped growing" in microscope_reading(observed(tmp_path, residual_norm=2.0))
-    assert "residual" not in microscope_reading(observed(tmp_path, residual_norm=0.0))
+    assert "head" in compression_stats(run).alt
+    assert "has stopped growing" in summarize_compression_stats(
+        observed(tmp_path, residual_norm=2.0)
+    )
+    assert "residual" not in summarize_compression_stats(observed(tmp_path, residual_norm=0.0))
 
 
 def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path) -> None:
@@ -382,13 +390,13 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path) -> None:
         residual_norm=np.nan,
         relative_error=lambda rows: rows["relative_error"].where(rows["layer"] != "head", np.inf),
     )
-    assert "no layer has one" in texts(microscope(run))
-    assert "80 rows have no finite error, of head" in microscope_reading(run)
+    assert "no layer has this statistic" in texts(compression_stats(run))
+    assert "80 rows have no finite error, of head" in summarize_compression_stats(run)
 
 
 def test_a_run_without_a_microscope_is_told_how_to_have_one(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"microscope=10\) has rows"):
-        microscope(write_method(tmp_path, compressor=TOP_K))
+    with pytest.raises(LabkitError, match=r"compression_stats_every=10\) has them"):
+        compression_stats(write_method(tmp_path, compressor=TOP_K))
 
 
 def test_sixty_of_thousands_of_layers_are_drawn(tmp_path: Path) -> None:
@@ -399,7 +407,7 @@ def test_sixty_of_thousands_of_layers_are_drawn(tmp_path: Path) -> None:
         | dict.fromkeys(figures, 0.5)
         for number in range(3_000)
     ]
-    write_table(run.path / "microscope.parquet", rows)
-    figure = microscope(run)
+    write_table(run.path / "compression_stats.parquet", rows)
+    figure = compression_stats(run)
     assert len({trace.name for trace in figure.data}) <= 60
-    assert "60 of 3,000 layers are drawn" in str(figure.to_dict())
+    assert "60 of 3,000 layers" in str(figure.to_dict())

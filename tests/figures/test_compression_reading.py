@@ -9,7 +9,7 @@ from sample_compression import TOP_K, write_method
 from sample_runs import FAILED_GATE
 
 from labkit.common.errors import LabkitError
-from labkit.figures import bandwidth, compression_reading
+from labkit.figures import bandwidth, summarize_compression
 
 SEEDS = [0.90, 0.92, 0.91, 0.905, 0.915, 0.91, 0.912, 0.908]
 ONE_BIT = {"name": "OneBit"}
@@ -20,16 +20,16 @@ def test_a_method_that_pays_is_said_with_speed_bytes_and_verdict(tmp_path: Path)
     small = write_method(
         tmp_path, SEEDS, wire=1, codec=1, payload=400, network="100Mb", compressor=TOP_K
     )
-    said = compression_reading([dense, small])
+    said = summarize_compression([dense, small])
     assert "wall clock · network 100Mb: the shortest step is that of **TopK 1 %**" in said
     assert "12.60x the speed of no compression" in said
     assert "compression ratio 100" in said
-    assert "codec 1 ms, wire 1 ms, wait 0 s a step" in said
+    assert "codec 1 ms, wire 1 ms, wait 0 s per step" in said
     assert "(60 ms of them codec)" in said
     assert "12.60x the speed (spread 7.20 to 22.05): it pays" in said
-    assert "no loss of accuracy: the interval" in said
+    assert "no loss of accuracy: the 95 % interval" in said
     assert "90.00%: reached after 60 steps, " in said
-    assert "All 1 comparisons pay in speed." in said
+    assert "All 1 comparisons show a speed-up." in said
 
 
 def test_null_results_are_results(tmp_path: Path) -> None:
@@ -38,10 +38,10 @@ def test_null_results_are_results(tmp_path: Path) -> None:
         write_method(tmp_path, codec=20, compressor=TOP_K),
         write_method(tmp_path, [0.6], wire=1.9, compressor=ONE_BIT),
     ]
-    said = compression_reading(runs)
+    said = summarize_compression(runs)
     assert "it does not pay" in said
     assert "no difference beyond the spread of the steps" in said
-    assert "In speed 2 of 2 did not pay: TopK 1 %, OneBit." in said
+    assert "No speed-up in 2 of 2 comparisons: TopK 1 %, OneBit." in said
     assert "no verdict: one seed (60.00% against 90.00%)" in said
     assert "90.00%: not reached, the baseline reached after 60 steps" in said
 
@@ -49,7 +49,7 @@ def test_null_results_are_results(tmp_path: Path) -> None:
 def test_a_loss_of_accuracy_is_said(tmp_path: Path) -> None:
     dense = write_method(tmp_path, SEEDS)
     worse = write_method(tmp_path, [each - 0.2 for each in SEEDS], compressor=TOP_K)
-    said = compression_reading([dense, worse], target=0.7)
+    said = summarize_compression([dense, worse], target=0.7)
     assert "a loss of 20 points of accuracy" in said
     assert "no loss" not in said
     assert "70.00%: reached after" in said
@@ -58,7 +58,7 @@ def test_a_loss_of_accuracy_is_said(tmp_path: Path) -> None:
 def test_a_failed_gate_gives_no_speed(tmp_path: Path) -> None:
     dense = write_method(tmp_path)
     bad = write_method(tmp_path, compressor=TOP_K, measured={"equivalence": FAILED_GATE})
-    said = compression_reading([dense, bad])
+    said = summarize_compression([dense, bad])
     assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in said
     assert "x the speed" not in said
     assert "compression ratio 1" in said
@@ -73,12 +73,14 @@ def test_who_wins_on_other_links_is_called_a_simulation_and_held_against_the_mea
             tmp_path, payload=10_000, codec=4, wire=0.18, network="1GbE", compressor=TOP_K
         ),
     ]
-    said = compression_reading(runs)
-    assert "Simulation, from measured compute, codec and bytes on links of 10 Mb/s" in said
+    said = summarize_compression(runs)
+    assert "Simulation from measured compute, codec and bytes, on links of 10 Mb/s" in said
     assert "the fastest is TopK 1 % up to 1.98 Gb/s, then no compression" in said
-    assert "in 2 runs on emulated networks it is off by 0%" in said
-    alone = compression_reading([write_method(tmp_path), write_method(tmp_path, compressor=TOP_K)])
-    assert "none of these runs was on an emulated network" in alone
+    assert "the error in 2 runs on emulated networks is 0%" in said
+    alone = summarize_compression(
+        [write_method(tmp_path), write_method(tmp_path, compressor=TOP_K)]
+    )
+    assert "no run on an emulated network" in alone
 
 
 def test_speeds_on_different_networks_are_not_compared(tmp_path: Path) -> None:
@@ -86,8 +88,8 @@ def test_speeds_on_different_networks_are_not_compared(tmp_path: Path) -> None:
         write_method(tmp_path, network="1GbE"),
         write_method(tmp_path, network="100Mb", compressor=TOP_K),
     ]
-    said = compression_reading(runs)
-    assert "no run without compression on this network, so no speed to compare" in said
+    said = summarize_compression(runs)
+    assert "no speed-up, because no run without compression is on this network" in said
     assert "x the speed" not in said
 
 
@@ -96,15 +98,15 @@ def test_a_baseline_may_be_named(tmp_path: Path) -> None:
     half = write_method(tmp_path, compute=1, wire=1, precision="mixed_bfloat16")
     travel = {"payload": 500, "codec": 1, "compressor": {"name": "Float16"}}
     sent = write_method(tmp_path, wire=2, precision="float32", **travel)
-    assert "Not held against" in compression_reading([full, half])
-    said = compression_reading([full, half], baseline=full)
+    assert "Not compared with" in summarize_compression([full, half])
+    said = summarize_compression([full, half], baseline=full)
     assert "**precision mixed_bfloat16** against precision float32" in said
     assert "2.50x the speed (spread 1.43 to 4.38): it pays" in said
     # As all are held against it, all are asked who is the fastest: in the figure, too.
     runs = [full, half, sent]
-    said = compression_reading(runs, baseline=full)
+    said = summarize_compression(runs, baseline=full)
     assert "the shortest step is that of **no compression, precision mixed_bfloat16**" in said
     fastest = bandwidth(runs).layout.annotations[0].text.partition("fastest: ")[2].partition("<")[0]
     assert f"the fastest is {fastest};" in said
-    with pytest.raises(LabkitError, match="has to be among the runs"):
-        compression_reading([half], baseline=full)
+    with pytest.raises(LabkitError, match="must be among the runs"):
+        summarize_compression([half], baseline=full)

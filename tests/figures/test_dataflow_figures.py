@@ -10,25 +10,25 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.figures import (
     control_order,
-    control_reading,
     control_timeline,
     drawn_step,
     input_overhead,
-    input_reading,
     input_timeline,
     partitioned_step,
-    queue_reading,
     queue_table,
     ready_animation,
-    thread_reading,
+    summarize_control,
+    summarize_input,
+    summarize_queue,
+    summarize_thread,
+    summarize_transfers,
     thread_sweep,
-    transfers_reading,
     transfers_table,
 )
 from labkit.figures.graphs.step import UPDATE
-from labkit.records.input_wait import SYNTHETIC, Fed, InputTrace
+from labkit.records.input_wait import SYNTHETIC, FedStep, InputTrace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
-from labkit.records.thread_counts import ThreadSweep, Timed
+from labkit.records.thread_counts import StepTime, ThreadSweep
 
 NAN = float("nan")
 
@@ -69,7 +69,7 @@ def test_the_graph_is_drawn_without_what_was_there_before() -> None:
     figure = drawn_step(FREE, "Step")
     drawn = [text for trace in figure.data for text in trace.text or () if text]
     assert sorted(drawn) == ["MatMul", "MatMul", "update", "update"]
-    assert "1 arguments and constants that are not drawn" in figure.alt
+    assert "1 arguments and constants are not drawn" in figure.alt
 
 
 def test_the_animation_has_a_frame_for_each_time_that_something_begins_or_ends() -> None:
@@ -88,14 +88,14 @@ def test_the_animation_has_a_frame_for_each_time_that_something_begins_or_ends()
 
 def test_the_queue_is_told_as_it_is_drawn() -> None:
     assert list(queue_table(FREE)["wait_ms"]) == pytest.approx([0, 0, 0.5, 0])
-    said = queue_reading(FREE)
-    assert "0 of 4 operations began before" in said
-    assert "**u1** waited longest in it, 0.5 ms" in said
+    said = summarize_queue(FREE)
+    assert "0 of 4 operations started before" in said
+    assert "**u1** waited longest in the queue, 0.5 ms" in said
 
 
 def test_a_step_of_too_many_operations_is_refused() -> None:
     many = tuple(ran(f"m{n}", "MatMul", n, n + 1) for n in range(61))
-    with pytest.raises(InvalidInput, match="61 operations cannot be told apart"):
+    with pytest.raises(InvalidInput, match="61 operations are too many"):
         ready_animation(StepGraph(many, ()))
 
 
@@ -104,17 +104,19 @@ def test_control_dependencies_hold_updates_back() -> None:
     assert list(order["early"]) == [1, 0]
     assert list(order["control_edges"]) == [0, 2]
     assert list(order["last_gradient_ms"]) == pytest.approx([4, 4])
-    free, gated = control_reading(BOTH).splitlines()
-    assert "1 of 2 updates began before" in free
-    assert gated.endswith("none may, and none did.")
+    free, gated = summarize_control(BOTH).splitlines()
+    assert "1 of 2 updates started before" in free
+    assert gated.endswith("early updates are not allowed, and none occurred.")
     early = replace(GATED, operations=(*GATED.operations[:3], *FREE.operations[3:]))
-    assert str(control_reading({"early": early})).endswith("none may, yet 1 did.")
+    assert str(summarize_control({"early": early})).endswith(
+        "early updates are not allowed, but 1 occurred."
+    )
     lanes = {lane for trace in control_timeline(BOTH).data for lane in trace.y or () if lane}
     assert lanes == {"other operations", "gradients", "updates"}
 
 
 def test_a_step_that_changes_nothing_has_no_order_to_show() -> None:
-    with pytest.raises(InvalidInput, match="changes no variable"):
+    with pytest.raises(InvalidInput, match="updates no variable"):
         control_order({"split": SPLIT})
 
 
@@ -134,19 +136,19 @@ def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
     assert list(table["tensor"]) == ["edge_2_a", "edge_1_c"]
     assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # to the first of its readers
     assert math.isnan(table["between_ms"][1])
-    said = transfers_reading(SPLIT)
-    assert "The largest is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
+    said = summarize_transfers(SPLIT)
+    assert "The largest tensor is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
     assert "1 of 2 carries nothing" in said
-    assert "no send and no receive" in transfers_reading(FREE)
+    assert "no send and no receive" in summarize_transfers(FREE)
 
 
-def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[Fed]:
+def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[FedStep]:
     """Six steps; batch k is made in the `made` ms before step k has it, or was before the turn."""
     found, now = [], 0.0
     for step in range(6):
         got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
         began = (got - made / 1e3, got) if made else (NAN, NAN)
-        found.append(Fed(way, repeat, step, now, got, stop, *began))
+        found.append(FedStep(way, repeat, step, now, got, stop, *began))
         now = stop
     return found
 
@@ -171,10 +173,10 @@ def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None
     bars = [trace for trace in figure.data if trace.type == "bar"]
     idle = [list(trace.x) for trace in bars if trace.name == "training waits for its batch"]
     assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # synthetic has none
-    made = [trace for trace in bars if trace.name == "a batch is made"]
+    made = [trace for trace in bars if trace.name == "input prepares a batch"]
     assert set(made[0].y) == {"input 1"}
     assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
-    assert "map: idle 60% of the time" in figure.alt
+    assert "map: training is idle 60% of the time" in figure.alt
     with pytest.raises(InvalidInput, match="steps=0: draw at least 1"):
         input_timeline(INPUT, steps=0)
 
@@ -184,22 +186,25 @@ def test_the_overhead_is_drawn_with_its_spread_and_said() -> None:
     (points,) = (t for t in figure.data if t.yaxis == "y2" and t.mode == "markers")
     assert list(points.y) == pytest.approx([1.5, 1.0])
     assert list(points.error_y.array) == pytest.approx([0, 0.5])
-    said = input_reading(INPUT)
+    said = summarize_input(INPUT)
     assert "I/O overhead 100% (repeats 50% to 150%)" in said
-    assert "took 0.25 s; the file has 2 KiB" in said
+    assert "took 0.25 s; the cache file has 2 KiB" in said
     assert said.endswith(
-        "**parallel calls** comes nearest to tensors in memory; 100% of a synthetic step are still "
-        "the price of real input."
+        "**parallel calls** is nearest to tensors in memory; its overhead is 100% of a synthetic "
+        "step."
     )
 
 
 def test_a_cross_stands_where_more_is_less() -> None:
     ms = {(1, 1): 10.0, (2, 1): 6.0, (4, 1): 8.0, (1, 2): 9.0, (2, 2): 7.0, (4, 2): 9.0}
-    timed = [Timed(64, *pair, repeat, each) for pair, each in ms.items() for repeat in (0, 1)]
+    timed = [StepTime(64, *pair, repeat, each) for pair, each in ms.items() for repeat in (0, 1)]
     sweep = ThreadSweep(timed, cores=2)
-    crosses = [t for t in thread_sweep(sweep).data if t.text and "longer" in t.text[0]]
+    crosses = [t for t in thread_sweep(sweep).data if t.text and "slower" in t.text[0]]
     assert [(each.x[0], each.y[0], each.text[0]) for each in crosses] == [
-        (4, 8.0, "4 intra-op: longer"),
-        (2, 7.0, "2 inter-op: longer"),
+        (4, 8.0, "4 intra-op: slower"),
+        (2, 7.0, "2 inter-op: slower"),
     ]
-    assert "from 4 on more is less: 1.33x the time (repeats 1.33 to 1.33)" in thread_reading(sweep)
+    assert (
+        "4 and more threads are slower: 1.33x the time (repeats 1.33 to 1.33)"
+        in summarize_thread(sweep)
+    )

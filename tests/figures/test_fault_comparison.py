@@ -43,10 +43,10 @@ def test_what_is_kept_is_held_against_the_undisturbed_run(
 def test_who_did_not_finish_is_told_first_and_drawn_as_nothing(
     pairs: dict[str, tuple[Run, Run]],
 ) -> None:
-    said = figures.fault_reading(pairs).splitlines()
-    assert said[0] == "- Did not finish, so that nothing is left: 1 of 3; **stops**."
-    assert "Keeps most of its goodput: **outlives**, 100.0%; " in said[1]
-    assert "Accuracy fell most: **half**; 50.00%, undisturbed " in said[-1]
-    figure = figures.fault_league(pairs, "one is killed")
+    said = figures.summarize_fault(pairs).splitlines()
+    assert said[0] == "- Did not finish: 1 of 3; **stops**."
+    assert "Keeps the most of its goodput: **outlives**, 100.0%; " in said[1]
+    assert "Largest loss of accuracy: **half**; 50.00%, without faults " in said[-1]
+    figure = figures.fault_comparison(pairs, "one is killed")
     assert "wall clock · network not emulated" in figure.layout.title.text
-    assert "stops: did not finish, nothing is left" in figure.alt
+    assert "stops: did not finish" in figure.alt

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sample_runs import write_run
 
-from labkit.figures import framework_reading, framework_table, traffic_matrix
+from labkit.figures import framework_table, summarize_framework, traffic_matrix
 from labkit.records.run import Run
 from labkit.strategies import TFDistribute
 
@@ -73,25 +73,25 @@ def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) 
         "itself",
         "itself",
     ]
-    legacy = "Keras 3's fit does not carry it"
+    legacy = "Keras 3's fit does not support it"
     assert list(table["legacy"]) == [legacy, legacy, "", ""]
-    mirrored, served = framework_reading(runs).splitlines()
-    assert mirrored.startswith("- **Theirs**: accuracy")
-    assert "that of labkit's AllReduce(algorithm='ring') 5 ms: 4 times as long" in mirrored
-    assert served.endswith("as fast.")
+    mirrored, served = summarize_framework(runs).splitlines()
+    assert mirrored.startswith("- **Theirs**: final accuracy")
+    assert "a step of labkit's AllReduce(algorithm='ring') 5 ms: 4 times as long" in mirrored
+    assert served.endswith("equally fast.")
 
 
 def test_what_failed_its_gate_has_no_speed(tmp_path: Path, runs: list[Run]) -> None:
     verdict = {"verdict": "failed", "max_abs_difference": 0.2, "tolerance": 1e-9, "reason": ""}
     failed = theirs(tmp_path / "failed", "mirrored", 5.0, 0, equivalence=verdict)
     assert np.isnan(framework_table([failed, *runs])["step_ms"].iloc[0])
-    said = framework_reading([failed, *runs]).splitlines()[0]
-    assert "the gate of Theirs failed, so that it has no speed" in said
+    said = summarize_framework([failed, *runs]).splitlines()[0]
+    assert "the equivalence gate of Theirs failed, so it has no speed" in said
     assert "fast" not in said
     ours = write_run(
         tmp_path / "ours", strategy=RING, step_ms=5.0, measured={"equivalence": verdict}
     )
-    assert "has no speed" in framework_reading([failed, ours])
+    assert "has no speed" in summarize_framework([failed, ours])
 
 
 def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Pat
         write_run(tmp_path / "servers", strategy=ASYNCHRONOUS, step_ms=5.0),
     ]
     assert list(framework_table(runs)["step_ms"].isna()) == [True, False]
-    said = framework_reading(runs)
+    said = summarize_framework(runs)
     assert "has no speed: TFDistribute is not exact" in said
     assert "fast" not in said
 
@@ -123,21 +123,24 @@ def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Pat
 def test_other_work_is_not_compared(tmp_path: Path, field: str, value: object) -> None:
     run = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
     other = write_run(tmp_path / "ring", strategy=RING, step_ms=5.0, **{field: value})
-    said = framework_reading([run, other])
-    assert f"not compared, as labkit's AllReduce(algorithm='ring') has other work: {field}" in said
+    said = summarize_framework([run, other])
+    assert (
+        f"not compared, because labkit's AllReduce(algorithm='ring') has other work: {field}"
+        in said
+    )
     assert "ms" not in said
 
 
 def test_another_number_of_servers_and_a_compressor_are_another_strategy(tmp_path: Path) -> None:
     two = theirs(tmp_path, "parameter_server", 5.0, 512, options={"servers": 2})
     one = write_run(tmp_path / "one", strategy=ASYNCHRONOUS)
-    asked = "labkit's ParameterServer(synchronous=False, servers=2) has no run beside it"
-    assert asked in framework_reading([two, one])
+    asked = "labkit's ParameterServer(synchronous=False, servers=2) has no run of the same work"
+    assert asked in summarize_framework([two, one])
     same = write_run(tmp_path / "two", strategy=ASYNCHRONOUS | {"servers": 2})
-    assert "a step takes" in framework_reading([two, same])
+    assert "a step takes" in summarize_framework([two, same])
     ring = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
     packed = write_run(tmp_path / "packed", strategy=RING | {"compressor": {"name": "TopK"}})
-    assert "has no run beside it" in framework_reading([ring, packed])
+    assert "has no run of the same work" in summarize_framework([ring, packed])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sample_runs import write_run
 from labkit.common.errors import InvalidInput
 from labkit.figures import compare, linked_selection, pareto
 from labkit.figures.kit.entries import entries
-from labkit.figures.runs.interactive import MOST, PARTS, Curve, LiveFigure
+from labkit.figures.runs.interactive import MOST, PARTS, LiveCurve, LiveFigure
 
 
 def row(rank: int, step: int, loss: float = 1.0) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_axes_have_units() -> None:
         "MiB sent by the rank",
     ]
     assert layout["xaxis"]["title"]["text"] == "step"
-    assert layout["xaxis5"]["title"]["text"].startswith("% of its time")
+    assert layout["xaxis5"]["title"]["text"].startswith("% of step time")
 
 
 def title(figure: LiveFigure) -> str:
@@ -103,15 +103,15 @@ def test_a_label_with_tags_is_text() -> None:
 
 
 def test_a_long_curve_keeps_its_shape_in_few_points() -> None:
-    curve = Curve()
+    curve = LiveCurve()
     count = 10 * MOST
     for step in range(count):
         curve.add(step, 2.0 * step)
     assert MOST / 2 <= len(curve.x) < MOST
     assert curve.y == pytest.approx([2 * x for x in curve.x])
     assert curve.x == sorted(curve.x)
-    assert curve.x[0] < curve.each
-    assert curve.x[-1] > count - 2 * curve.each
+    assert curve.x[0] < curve.values_per_point
+    assert curve.x[-1] > count - 2 * curve.values_per_point
 
 
 def test_a_run_chosen_in_one_figure_stands_out_in_all_and_in_the_list(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.figures.kit.entries import LONGEST, MANY, names
-from labkit.figures.kit.screen import Scale, picture
+from labkit.figures.kit.screen import PixelScale, picture
 from labkit.figures.kit.sheet import Sheet
 from labkit.figures.runs.interactive import LiveFigure
 from labkit.records.analysis.columns import Value
@@ -82,7 +82,7 @@ def test_the_words_of_very_many_are_told_of_some(count: int) -> None:
     said = Sheet([], [], "Title", ["* remark"], [f"run {number}" for number in range(count)]).alt
     assert said.startswith("Title. * remark. run 0")
     assert said.count("run ") == min(count, MANY)
-    assert said.endswith("and 3 more, which a table has." if count > MANY else f"{count - 1}.")
+    assert said.endswith("and 3 more; see the table." if count > MANY else f"{count - 1}.")
 
 
 LIMIT = 100_000  # bytes of a module that comes up at once: anywidget gives it two seconds
@@ -139,6 +139,6 @@ def test_bars_of_a_picture_lie_end_to_end() -> None:
 
 
 def test_ticks_are_round_and_few() -> None:
-    assert Scale(0.3, 2.4, 0, 1).ticks() == [0.5, 1.0, 1.5, 2.0]
-    assert Scale(-3.0, 8.0, 0, 1).ticks() == [-2.0, 0.0, 2.0, 4.0, 6.0, 8.0]
-    assert len(Scale(0.0, 1e-6, 0, 1).ticks()) <= 7
+    assert PixelScale(0.3, 2.4, 0, 1).ticks() == [0.5, 1.0, 1.5, 2.0]
+    assert PixelScale(-3.0, 8.0, 0, 1).ticks() == [-2.0, 0.0, 2.0, 4.0, 6.0, 8.0]
+    assert len(PixelScale(0.0, 1e-6, 0, 1).ticks()) <= 7

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sample_runs import write_run
 
-from labkit.figures import large_batch, large_batch_reading, large_batch_table
-from labkit.records.analysis.settings import gathered
+from labkit.figures import large_batch, large_batch_table, summarize_large_batch
+from labkit.records.analysis.settings import group_seeds
 from labkit.records.run import Run
 
 TARGET = 0.8
@@ -55,34 +55,42 @@ def test_one_worker_counts_for_all_rules_of_its_optimizer(runs: list[Run]) -> No
 
 def test_lines_end_where_crosses_begin(runs: list[Run]) -> None:
     figure = large_batch(runs, TARGET)
-    assert figure.layout.title.text == "To 80% by workers · virtual clock · network 10GbE"
+    assert (
+        figure.layout.title.text
+        == "Cost to reach 80% accuracy, by workers · virtual clock · network 10GbE"
+    )
     drawn = [trace for trace in figure.data if trace.name == "linear" and trace.x[0] is not None]
     panels = [[t for t in drawn if t.xaxis == axis] for axis in ("x", "x2")]
     for own, measure in zip(panels, ("samples", "seconds"), strict=True):
         line, cross = own
         assert list(line.x) == [1, 4, 8], measure
-        assert (cross.marker.symbol, cross.text[0]) == ("x", "0 of 1 seeds reached it")
+        assert (cross.marker.symbol, cross.text[0]) == ("x", "0 of 1 seeds reached the target")
     assert list(panels[0][1].y) == [25600]
     assert "linear, 8 workers: 15,360 samples, 375 ms" in figure.alt
-    assert "linear, 16 workers: reached by 0 of 1 seeds" in figure.alt
+    assert "linear, 16 workers: target reached by 0 of 1 seeds" in figure.alt
 
 
 def test_the_reading_begins_with_what_did_not_come(runs: list[Run]) -> None:
-    said = large_batch_reading(runs, TARGET).splitlines()
+    said = summarize_large_batch(runs, TARGET).splitlines()
     assert said[0] == (
-        "- **linear, warm-up reaches it with more workers than linear** (Goyal 2017): it did "
-        "**not** come: with up to 4, against 8."
+        "- **linear, warm-up reaches the target with more workers than linear** (Goyal 2017): "
+        "**not** "
+        "reproduced: up to 4 workers, against 8."
     )
     assert said[1] == (
-        "- **With the linear rule more workers need no more samples than one, within the seeds** "
-        "(Goyal 2017): it came: it held up to 4 workers; with 8 workers 15,360 samples."
+        "- **With the linear rule, more workers need no more samples than one, within the seeds** "
+        "(Goyal 2017): reproduced: this holds up to 4 workers; with 8 workers 15,360 samples."
     )
     assert said[2] == (
-        "- **And with many it fails** (Goyal 2017): it came: with 16 workers 0 of 1 seeds reached "
-        "it."
+        "- **The linear rule fails with many workers** (Goyal 2017): reproduced: with 16 workers "
+        "0 of 1 seeds reached the target."
     )
-    assert "**LARS, square root reaches it with more workers than linear, warm-up**" in said[3]
-    assert said[4].startswith("- First at 80%: **LARS, square root, 16 workers**, 250 ms;")
+    assert (
+        "**LARS, square root reaches the target with more workers than linear, warm-up**" in said[3]
+    )
+    assert said[4].startswith(
+        "- Fastest to 80% accuracy: **LARS, square root, 16 workers**, 250 ms;"
+    )
     assert said[-1] == (
         "- **LARS, square root**: with 1 worker 10,240 samples, with 16 workers 20,480 samples."
     )
@@ -91,16 +99,16 @@ def test_the_reading_begins_with_what_did_not_come(runs: list[Run]) -> None:
 def test_bands_and_seeds_that_did_not_reach_it_are_said(tmp_path: Path) -> None:
     one = [scaled(tmp_path, 1, epochs, "none", seed=n) for n, epochs in enumerate((1, 2))]
     four = [scaled(tmp_path, 4, epochs, seed=n) for n, epochs in enumerate((0, 2))]
-    said = large_batch_reading(gathered([*one, *four]), TARGET)
+    said = summarize_large_batch(group_seeds([*one, *four]), TARGET)
     assert said.splitlines()[0] == (
-        "- **With the linear rule more workers need no more samples than one, within the seeds** "
-        "(Goyal 2017): it did **not** come: with 1 worker 7,680 samples (2 seeds, 5,120 to "
-        "10,240); with 4 workers 1 of 2 seeds reached it."
+        "- **With the linear rule, more workers need no more samples than one, within the seeds** "
+        "(Goyal 2017): **not** reproduced: with 1 worker 7,680 samples (2 seeds, 5,120 to "
+        "10,240); with 4 workers 1 of 2 seeds reached the target."
     )
-    assert "First at 80%: **fixed rate, 1 worker**, 1.5 s (2 seeds, 1 s to 2 s)." in said
+    assert "Fastest to 80% accuracy: **fixed rate, 1 worker**, 1.5 s (2 seeds, 1 s to 2 s)." in said
 
 
 def test_without_a_run_that_arrives_nothing_is_first(tmp_path: Path) -> None:
-    said = large_batch_reading([scaled(tmp_path, 4, 0), scaled(tmp_path, 8, 0)], TARGET)
+    said = summarize_large_batch([scaled(tmp_path, 4, 0), scaled(tmp_path, 8, 0)], TARGET)
     assert said.splitlines()[0] == "- No rule reached 80% in all seeds."
     assert large_batch([scaled(tmp_path, 4, 0)], TARGET).alt.endswith("by 0 of 1 seeds.")

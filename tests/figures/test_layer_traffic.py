@@ -15,8 +15,8 @@ from labkit.figures import grid_traffic, layer_traffic
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.store import write_table
-from labkit.schedules.grid import Layer, crossing, window
-from labkit.strategies import LocallyConnected
+from labkit.schedules.grid import GridLayer, crossing, window
+from labkit.strategies import SpatialParallel
 
 
 def row(layer: str, slices: str, forward: int, backward: int, **changes: Any) -> dict[str, Any]:
@@ -54,16 +54,16 @@ def test_each_layer_has_a_bar_each_way_of_the_rank_that_sends_most(tmp_path: Pat
     assert list(bars["forward"].y) == ["up (outputs)", "down &lt;b&gt; (inputs)"]
     assert list(bars["forward"].x) == [0, 3]
     assert list(bars["backward"].x) == [4, 0]
-    assert "3 KiB handed over, 1.5 KiB on the wire" in bars["forward"].hovertext[1]
-    assert figure.layout.xaxis.title.text == "KiB a step"
+    assert "payload 3 KiB, 1.5 KiB on the wire" in bars["forward"].hovertext[1]
+    assert figure.layout.xaxis.title.text == "KiB per step"
 
 
 def test_the_words_say_what_the_bars_show(tmp_path: Path) -> None:
     alt = layer_traffic(sliced_run(tmp_path)).alt
     assert "up (outputs): 0 B forward, 4 KiB backward" in alt
     assert "down <b> (inputs): 3 KiB forward, 0 B backward" in alt
-    assert "Whole on every rank, nothing sent: norm" in alt
-    assert "A rank holds 4 KiB of 6 KiB of weights" in alt
+    assert "Replicated on every rank, nothing sent: norm" in alt
+    assert "a rank holds at most 4 KiB of 6 KiB of weights" in alt
 
 
 def test_a_run_without_slices_is_refused(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_run_without_slices_is_refused(tmp_path: Path) -> None:
 
 
 LAYERS = [
-    Layer("input", "input", (6, 6, 1), trains=False),
+    GridLayer("input", "input", (6, 6, 1), trains=False),
     window("pixels", (6, 6, 1), 2, (1, 1), (1, 1)),
     window("kernels", (6, 6, 2), 1, (3, 3), (1, 1)),
-    Layer("scores", "units", (1, 1, 5)),
-    Layer("loss", "loss", (1, 1, 5), trains=False),
+    GridLayer("scores", "units", (1, 1, 5)),
+    GridLayer("loss", "loss", (1, 1, 5), trains=False),
 ]
 
 
@@ -107,16 +107,16 @@ def test_a_row_a_layer_with_its_tiles_and_what_machines_say_to_each_other() -> N
 def test_the_words_say_every_message_and_where_the_numbers_come_from() -> None:
     figure = grid_traffic(LAYERS, (2, 2))
     assert figure.layout.title.text == (
-        "Values that cross between 2 × 2 machines · predicted, bytes a sample"
+        "Traffic between 2 × 2 machines · predicted, bytes per sample"
     )
-    assert "pixels to kernels: 56 values cross, 56 gradients back, predicted 224 B" in figure.alt
+    assert "pixels to kernels: 56 values forward, 56 gradients back, predicted 224 B" in figure.alt
     assert "0 sends 6 to 1, 0 sends 6 to 2, 0 sends 2 to 3" in figure.alt
     wide = grid_traffic(Experiment(model="mlp", workers=5).planes or [], (1, 5)).alt
     assert "20 messages of 25 to 26 values" in wide
 
 
 def test_one_machine_sends_nothing() -> None:
-    assert "pixels to kernels: 0 values cross" in grid_traffic(LAYERS, (1, 1)).alt
+    assert "pixels to kernels: 0 values forward" in grid_traffic(LAYERS, (1, 1)).alt
     assert "no messages" in grid_traffic(LAYERS, (1, 1)).alt
 
 
@@ -137,7 +137,7 @@ def test_what_a_run_has_metered_stands_beside(tmp_path: Path) -> None:
         for rank in range(8)  # two replicas
         for name in ("pixels", "kernels", "scores", "loss")
     ]
-    with pytest.raises(InvalidInput, match="has not metered these 4 layers"):
+    with pytest.raises(InvalidInput, match="has no byte counts of these 4 layers"):
         grid_traffic(LAYERS, (2, 2), run)
     run = type(run)(run.path)
     write_table(run.path / "layers.parquet", rows)
@@ -152,9 +152,9 @@ def test_a_grid_larger_than_the_smallest_layer_is_refused() -> None:
 
 
 def test_the_planes_of_a_named_model_are_drawn_without_building_it() -> None:
-    strategy = LocallyConnected(grid=(1, 2))
+    strategy = SpatialParallel(grid=(1, 2))
     question = Experiment(model="locally_connected", workers=2, strategy=strategy)
     assert (
         "locally_connected2d to locally_connected2d_1"
-        in grid_traffic(question.planes or [], strategy.of(2)).alt
+        in grid_traffic(question.planes or [], strategy.grid_of(2)).alt
     )

@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.figures.graphs.layered import MOST, Edge, Node, collapsed, layered, layers
+from labkit.figures.graphs.layered import MOST, DrawnNode, Edge, collapsed, layered, layers
 
-DIAMOND = [Node("a", "MatMul", "CPU:0"), Node("b", "Relu", "CPU:1"), Node("c", "Sum", "CPU:0")]
-DIAMOND += [Node("d", "AddN", "CPU:0")]
+DIAMOND = [
+    DrawnNode("a", "MatMul", "CPU:0"),
+    DrawnNode("b", "Relu", "CPU:1"),
+    DrawnNode("c", "Sum", "CPU:0"),
+]
+DIAMOND += [DrawnNode("d", "AddN", "CPU:0")]
 SIDES = [
     Edge("a", "b", 2048),
     Edge("a", "c", 8),
@@ -56,21 +60,23 @@ def test_nodes_of_a_layer_do_not_lie_on_each_other() -> None:
     [
         ([], [], "no node to draw"),
         ([DIAMOND[0]] * 2, [], "the same name"),
-        (DIAMOND, [Edge("a", "z")], "'z', which is no node"),
-        (DIAMOND, [*SIDES, Edge("d", "a")], "a circle among a, b, c, d"),
-        ([Node(str(n), "", "") for n in range(MOST + 1)], [], f"allowed: {MOST}"),
+        (DIAMOND, [Edge("a", "z")], "'z', which is not a node"),
+        (DIAMOND, [*SIDES, Edge("d", "a")], "a cycle among a, b, c, d"),
+        ([DrawnNode(str(n), "", "") for n in range(MOST + 1)], [], f"allowed: {MOST}"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(nodes: list[Node], edges: list[Edge], words: str) -> None:
+def test_what_cannot_be_drawn_is_refused(
+    nodes: list[DrawnNode], edges: list[Edge], words: str
+) -> None:
     with pytest.raises(InvalidInput, match=words):
         layered(nodes, edges)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[list[Node], list[Edge]]:
+def graphs(draw: st.DrawFn) -> tuple[list[DrawnNode], list[Edge]]:
     count = draw(st.integers(1, 12))
     devices = draw(st.lists(st.sampled_from("AB"), min_size=count, max_size=count))
-    nodes = [Node(str(n), f"k{n}", device, weight=n % 5) for n, device in enumerate(devices)]
+    nodes = [DrawnNode(str(n), f"k{n}", device, weight=n % 5) for n, device in enumerate(devices)]
     pairs = [(a, b) for b in range(count) for a in range(b)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     return nodes, [Edge(str(a), str(b), 1.0) for a, b in chosen]
@@ -78,7 +84,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Node], list[Edge]]:
 
 @given(graphs())
 def test_joining_neighbours_keeps_devices_weights_and_copies_and_makes_no_circle(
-    graph: tuple[list[Node], list[Edge]],
+    graph: tuple[list[DrawnNode], list[Edge]],
 ) -> None:
     nodes, edges = graph
     fewer, between = collapsed(nodes, edges, most=1)
@@ -95,6 +101,6 @@ def test_joining_neighbours_keeps_devices_weights_and_copies_and_makes_no_circle
 
 
 def test_a_chain_on_one_device_becomes_its_heaviest_node() -> None:
-    chain = [Node("a", "Cast", "CPU:0"), Node("b", "MatMul", "CPU:0", weight=2.0)]
+    chain = [DrawnNode("a", "Cast", "CPU:0"), DrawnNode("b", "MatMul", "CPU:0", weight=2.0)]
     (joined,), none = collapsed([*chain], [Edge("a", "b", 4)], most=1)
     assert (joined.name, joined.kind, joined.weight, none) == ("b", "MatMul +1", 2.0, [])

@@ -49,18 +49,19 @@ def test_a_gain_is_told_place_by_place_with_its_ends() -> None:
     gains = figures.transport_gains(ROWS, 4096).set_index("place")
     assert gains["ratio"].to_dict() == {SHARED: pytest.approx(3.0), LOOPBACK: pytest.approx(0.5)}
     assert gains.loc[SHARED, "low"] == pytest.approx(2.7 / 1.1)
-    reading = figures.transport_reading(ROWS, 4096, TRAINED)
-    assert f"Two-sided over one-sided by {SHARED}, 4 KiB: 3.00 (spread 2.45 to 3.67): it pays." in (
-        reading
+    reading = figures.summarize_transport(ROWS, 4096, TRAINED)
+    assert (
+        f"Ratio of two-sided to one-sided time by {SHARED}, 4 KiB: 3.00 (spread 2.45 to 3.67): it "
+        f"pays." in (reading)
     )
     assert "0.50 (spread 0.41 to 0.61): it does not pay." in reading
     assert "RDMA, predicted and not measured: **one_sided**, 100 µs." in reading
 
 
 def test_the_reading_says_when_the_target_was_reached_and_where_it_was_not() -> None:
-    reading = figures.transport_reading(ROWS, 4096, TRAINED)
-    assert "90% of held-out rows after 1.5 s." in reading
-    assert "1.50 times the fastest; 90% of held-out rows were not reached." in reading
+    reading = figures.summarize_transport(ROWS, 4096, TRAINED)
+    assert "target accuracy 90% after 1.5 s." in reading
+    assert "1.50 times the fastest; target accuracy 90% not reached." in reading
     table = figures.transport_training(TRAINED)
     assert table["times the fastest measured"].tolist() == [1.0, 1.5]
 
@@ -89,12 +90,12 @@ def hosts_row(algorithm: str, nbytes: int, ms: float, ratio: float, **more: Any)
     ratios = {"ratio": ratio, "ratio_min": 0.95 * ratio, "ratio_max": 1.05 * ratio}
     sent = {"link_bytes": nbytes, "wire_bytes": 6 * nbytes}
     found = {"predicted_ms": 0.9 * ms, "predicted_ratio": ratio, "predicted_link_bytes": nbytes}
-    which = {"algorithm": algorithm, "bytes": nbytes, "other_place_ms": 2 * ms}
+    which = {"algorithm": algorithm, "bytes": nbytes, "other_mapping_ms": 2 * ms}
     return head | times | ratios | sent | found | which | more
 
 
 UNKNOWN = dict.fromkeys(
-    ("predicted_ms", "predicted_ratio", "predicted_link_bytes", "other_place_ms")
+    ("predicted_ms", "predicted_ratio", "predicted_link_bytes", "other_mapping_ms")
 )
 HOSTS_ROWS = [
     *(
@@ -121,16 +122,16 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_what_does_not_pay_is_told_first_with_its_ends(runs: list[Run]) -> None:
-    said = figures.hosts_reading(HOSTS_ROWS, LINK, runs).splitlines()
-    assert "Time of ring over that of **tree**, 1 MiB, predicted 0.50: 0.50 (" in said[0]
+    said = figures.summarize_hosts(HOSTS_ROWS, LINK, runs).splitlines()
+    assert "Speed-up of **tree** over ring, 1 MiB, predicted 0.50: 0.50 (" in said[0]
     assert [line.rpartition(": ")[2] for line in said[:4]] == [
         "it does not pay.",
         "no difference.",
         "it pays.",
         "it pays.",
     ]
-    assert "that of **mpi**, 1 MiB: 1.01 (spread 0.96 to 1.06)" in said[1]
-    assert "A training step, time of ring over that of **two_level**: 1.50 (" in said[3]
+    assert "Speed-up of **mpi** over ring, 1 MiB: 1.01 (spread 0.96 to 1.06)" in said[1]
+    assert "Training step, speed-up of **two_level** over ring: 1.50 (" in said[3]
     assert "64 KiB: **two_level**, 1 ms (" in said[4]
     assert "tree takes 4.00 times the fastest" in said[4]
 
@@ -141,9 +142,9 @@ def test_a_sum_that_was_wrong_and_a_gate_that_failed_have_no_times(tmp_path: Pat
         trained(tmp_path, "ring", 30.0),
         trained(tmp_path, "two_level", 20.0, equivalence=FAILED_GATE),
     ]
-    said = figures.hosts_reading(wrong, LINK, runs)
-    assert "**two_level**, 1 MiB: its sums were wrong, so no time is given." in said
-    assert "of **two_level**: the gate has failed, so no time is given." in said
+    said = figures.summarize_hosts(wrong, LINK, runs)
+    assert "**two_level** over ring, 1 MiB: no time, because its sums were wrong." in said
+    assert "of **two_level** over ring: no time, because the equivalence gate failed." in said
     assert "nan" not in said
 
 

@@ -89,7 +89,7 @@ def test_the_words_say_rounds_messages_and_the_end() -> None:
     assert "Ring allreduce, 3 ranks: 4 rounds, 12 messages" in alt
     assert "round 1 of 4: 3 messages of n/3: 0 to 1 adds c, 1 to 2 adds a, 2 to 0 adds b" in alt
     assert "every rank holds the sum of every chunk" in alt
-    assert "1 of 3 chunks on the ranks hold the whole sum" in message_trace("reduce_tree", 3).alt
+    assert "1 of 3 chunks on the ranks hold the full sum" in message_trace("reduce_tree", 3).alt
 
 
 def test_a_table_says_the_same_to_a_keyboard() -> None:

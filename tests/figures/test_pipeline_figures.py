@@ -10,7 +10,7 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.figures.schedules.pipeline import ACTIONS, MESSAGE, pipeline_gantt, pipeline_steps
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline import Table, interleaved
+from labkit.schedules.pipeline import ScheduleTable, interleaved
 from labkit.schedules.pipeline.stage_memory import in_flight, ticks
 from labkit.simulate.pipeline import simulate_pipeline
 
@@ -45,9 +45,9 @@ def test_the_title_says_simulation_and_network() -> None:
     wired = simulate_pipeline(table, MS, MS, MS, network="1GbE", nbytes=1e4)
     said = pipeline_gantt(wired).layout.title.text
     assert said == "Pipeline · simulation · network 1GbE"
-    assert "none: messages take no time" in pipeline_gantt(free).layout.title.text
+    assert "none (messages take no time)" in pipeline_gantt(free).layout.title.text
     both = pipeline_gantt([free, wired]).layout.title.text
-    assert both.endswith("messages take no time, 1GbE (by schedule)")
+    assert both.endswith("messages take no time), 1GbE (by schedule)")
 
 
 def test_schedules_share_one_axis_of_time_and_say_their_bubble() -> None:
@@ -97,13 +97,13 @@ def test_nothing_to_draw_is_refused() -> None:
         pipeline_gantt([])
 
 
-def tables() -> list[Table]:
+def tables() -> list[ScheduleTable]:
     return [*(make(3, 6) for make in PIPELINE.values()), interleaved(2, 4, 3)]
 
 
 @pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
 def test_ticks_hold_what_the_memory_formula_counts_and_send_what_the_table_sends(
-    table: Table,
+    table: ScheduleTable,
 ) -> None:
     steps = ticks(table)
     held = np.array([[len(each) for each in step.held] for step in steps])
@@ -142,7 +142,7 @@ def test_a_frame_a_tick_with_its_arrows_boxes_and_words() -> None:
     assert "tick 8 of 8" in figure.alt
     table_rows = figure.layout.meta["table"]
     assert table_rows.count("<tr>") == 9
-    assert "goes back with 2" in table_rows
+    assert "backward of 2" in table_rows
 
 
 def test_what_is_too_large_to_see_is_refused() -> None:

@@ -11,14 +11,14 @@ from labkit.figures import (
     break_even_table,
     makespans,
     placement_gantt,
-    placement_reading,
     placement_table,
-    placer_reading,
     step_picture,
+    summarize_placement,
+    summarize_placer,
 )
-from labkit.records.placed import WAY, Examined, Measured, Row
+from labkit.records.placed import WAY, PlacementMeasurements, PlanMeasurement, Row
 from labkit.records.step_graph import Flow, Operation, StepGraph
-from labkit.simulate.placement import Machine, Need, Task, TaskGraph, compared
+from labkit.simulate.placement import DeviceGroup, GraphTask, Need, TaskGraph, compare_policies
 
 STEP = StepGraph(
     (
@@ -36,19 +36,19 @@ STEP = StepGraph(
 )
 TASKS = TaskGraph(
     (
-        Task("tower0/MatMul", 4e-3, 64.0),
-        Task("gradient_tape/tower1/MatMul", 4e-3, 64.0),
-        Task("descent/mul", 1e-3, 8.0),
+        GraphTask("tower0/MatMul", 4e-3, 64.0),
+        GraphTask("gradient_tape/tower1/MatMul", 4e-3, 64.0),
+        GraphTask("descent/mul", 1e-3, 8.0),
     ),
     (
         Need("tower0/MatMul", "descent/mul", 8.0),
         Need("gradient_tape/tower1/MatMul", "descent/mul", 8.0),
     ),
 )
-QUICK, SLOW = (Machine(("CPU:0", "CPU:1"), latency=each) for each in (1e-4, 1.0))
-SMALL = Machine(QUICK.devices, latency=1e-4, memory=0.6 * TASKS.bytes)
-PLANS = {"quick": compared(TASKS, QUICK), "slow": compared(TASKS, SLOW)}
-PLANS |= {"small": compared(TASKS, SMALL)}
+QUICK, SLOW = (DeviceGroup(("CPU:0", "CPU:1"), latency=each) for each in (1e-4, 1.0))
+SMALL = DeviceGroup(QUICK.devices, latency=1e-4, memory=0.6 * TASKS.bytes)
+PLANS = {"quick": compare_policies(TASKS, QUICK), "slow": compare_policies(TASKS, SLOW)}
+PLANS |= {"small": compare_policies(TASKS, SMALL)}
 RULES: list[Row] = [
     {"question": "a scope", "op": "Relu", "asked": "CPU:1", "soft": soft} | outcome
     for soft, outcome in (
@@ -58,7 +58,7 @@ RULES: list[Row] = [
 ]
 
 
-def found(speeds: list[Row] | None = None) -> Examined:
+def found(speeds: list[Row] | None = None) -> PlacementMeasurements:
     kernels: list[Row] = [
         {"op": "MatMul", "device": "CPU", "types": "float32, int32"},
         {"op": "MatMul", "device": "GPU", "types": "float32"},
@@ -66,12 +66,12 @@ def found(speeds: list[Row] | None = None) -> Examined:
     log = {"tower0/Relu": "CPU:0", "elsewhere": "CPU:1"}
     linked: list[Row] = []
     told = (kernels, RULES, STEP, log, TASKS, linked, 1e-4, math.inf, 0.0, speeds or [])
-    return Examined(["CPU:0", "CPU:1"], *told)
+    return PlacementMeasurements(["CPU:0", "CPU:1"], *told)
 
 
-def measured(seconds: float = 5e-3, loss: float = 1.0) -> list[Measured]:
+def measured(seconds: float = 5e-3, loss: float = 1.0) -> list[PlanMeasurement]:
     return [
-        Measured(
+        PlanMeasurement(
             plan.name,
             [9e-3 if "one" in plan.name else seconds],
             [1.0, loss],
@@ -145,45 +145,47 @@ def test_the_pointer_is_told_what_the_placement_log_says() -> None:
     log = {"tower0/Relu": "CPU:0"}
     drawn = step_picture(STEP, "A step", log=log).data
     told = [text for t in drawn if t.mode == "markers+text" for text in t.hovertext or ()]
-    assert [text for text in told if "placed on CPU:0 by the log" in text] == [
+    assert [text for text in told if "placed on CPU:0 according to the log" in text] == [
         text for text in told if text.startswith("tower0/Relu")
     ]
     assert sum("not in the log" in text for text in told) == len(told) - 1
 
 
 def test_the_placer_is_read_from_what_ran() -> None:
-    said = placer_reading(found())
-    assert "1 of 1 gradient operations of towers ran on another device" in said
-    assert "names 1 of the 5 operations that ran, and each ran where it says" in said
-    assert "MatMul of int32: the registry has a kernel for CPU, none for GPU" in said
+    said = summarize_placer(found())
+    assert "1 of 1 gradient operations ran on a different device" in said
+    assert "names 1 of the 5 operations that ran, and each ran on the logged device" in said
+    assert "MatMul of int32: the registry has a kernel for CPU, and none for GPU" in said
     assert "with soft placement ran on CPU:1; with strict placement refused (Unable)" in said
 
 
 def test_the_answer_holds_the_promise_against_what_was_measured() -> None:
-    said = placement_reading(found(), PLANS, measured())
+    said = summarize_placement(found(), PLANS, measured())
     assert "quick: **list scheduling 5.1 ms** with 1 copied tensors or signals of 8 B in" in said
-    assert "without room: all on one; no plan is shorter than 5 ms" in said
-    assert "losses are equal in all bits" in said
+    assert "memory exceeded: all on one; lower bound 5 ms" in said
+    assert "losses are bitwise equal" in said
     assert "measured steps are shorter than all on one, beyond their spread" in said
-    assert "but a longer one than all on one with slow" in said
+    assert "but a longer step than all on one with slow" in said
     assert "TensorFlow lists no GPU here" in said
-    assert "do not differ beyond" in placement_reading(found(), PLANS, measured(9e-3))
-    assert "are longer than all on one" in placement_reading(found(), PLANS, measured(1.0))
+    assert "do not differ beyond" in summarize_placement(found(), PLANS, measured(9e-3))
+    assert "are longer than all on one" in summarize_placement(found(), PLANS, measured(1.0))
 
 
 def test_another_step_and_other_copies_are_told() -> None:
-    wrong = [Measured(m.name, m.seconds, [float(at)], 99, STEP) for at, m in enumerate(measured())]
-    said = placement_reading(found(), PLANS, wrong)
-    assert "Not the same step" in said
-    assert "TensorFlow sent other copies than planned" in said
+    wrong = [
+        PlanMeasurement(m.name, m.seconds, [float(at)], 99, STEP) for at, m in enumerate(measured())
+    ]
+    said = summarize_placement(found(), PLANS, wrong)
+    assert "Different steps" in said
+    assert "The number of TensorFlow's copies differs from the plan" in said
 
 
 def test_the_way_to_a_gpu_pays_from_a_size_on_or_not_at_all() -> None:
     table = break_even_table(speeds(1e-4))
     assert table["there_ms"].tolist() == pytest.approx([3.1] * 3)
     assert table["pays"].tolist() == [False, True, True]
-    said = placement_reading(found(speeds(1e-4)), PLANS, measured())
-    assert "From n = 16 on a product on GPU:0 with its copies takes less (3.1 ms)" in said
-    never = placement_reading(found(speeds(1.0)), PLANS, measured())
-    assert "Up to n = 32 a product on GPU:0 with its copies is not done before" in never
+    said = summarize_placement(found(speeds(1e-4)), PLANS, measured())
+    assert "From n = 16 on, a product on GPU:0 with its copies takes less time (3.1 ms)" in said
+    never = summarize_placement(found(speeds(1.0)), PLANS, measured())
+    assert "Up to n = 32, a product on GPU:0 with its copies is not faster than a product" in never
     assert "lists no GPU" in break_even([])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.figures import measurements, predicted_and_measured, prediction_reading
+from labkit.figures import measurements, predicted_and_measured, summarize_prediction
 from labkit.network import Network
 from labkit.simulate import calibrate, closed_form
 
@@ -57,7 +57,7 @@ def test_titles_say_clock_network_and_where_the_prediction_is_from() -> None:
     _, figure = predicted_and_measured(rows("ring"))
     assert figure.layout.title.text == "Predicted and measured, 2 ranks · wall clock · network 1GbE"
     assert "simulation on 1GbE" in figure.layout.title.subtitle.text
-    assert "0.0% (median of 3 sizes)" in figure.alt
+    assert "0.0% (over 3 sizes)" in figure.alt
 
 
 def test_a_fit_of_the_rows_predicts_them() -> None:
@@ -73,30 +73,30 @@ def test_what_has_no_schedule_is_measured_only() -> None:
     library = [row | {"algorithm": "mpi"} for row in rows("ring")]
     table, figure = predicted_and_measured(library + rows("ring"))
     assert table["predicted_ms"].isna().tolist() == [True] * 3 + [False] * 3
-    assert "**mpi**: not predicted" in prediction_reading(table)
+    assert "**mpi**: not predicted" in summarize_prediction(table)
     assert [trace.name for trace in figure.data if trace.showlegend] == ["mpi", "ring"]
 
 
 def test_a_wrong_result_has_no_time() -> None:
     table, figure = predicted_and_measured(rows("ring", correct=False) + rows("tree"))
     assert table["measured_ms"].isna().tolist() == [True] * 3 + [False] * 3
-    assert "3 of 3 rows have wrong results" in prediction_reading(table)
-    assert "3 rows with wrong results are left out" in figure.layout.title.subtitle.text
-    with pytest.raises(InvalidInput, match="all of these rows have wrong results"):
+    assert "3 of 3 rows have wrong results" in summarize_prediction(table)
+    assert "3 rows with wrong results are omitted" in figure.layout.title.subtitle.text
+    with pytest.raises(InvalidInput, match="all rows have wrong results"):
         predicted_and_measured(rows("ring", correct=False))
 
 
 def test_the_reading_judges_by_the_spread_and_weighs_the_master() -> None:
     table, _ = predicted_and_measured(rows("master_worker", 1.5) + rows("ring", 1.0))
-    said = prediction_reading(table)
-    assert "**master_worker**: predicted within 33.3% (median of 3 sizes)" in said
-    assert "0 of 3 predictions lie inside the spread" in said
-    assert "3 of 3 predictions lie inside the spread" in said
+    said = summarize_prediction(table)
+    assert "**master_worker**: median error 33.3% (over 3 sizes)" in said
+    assert "0 of 3 predictions are within the spread" in said
+    assert "3 of 3 predictions are within the spread" in said
     assert "At 4 MiB master_worker takes 3.00 times as long as ring" in said
 
 
 def test_without_a_network_to_predict_with_it_asks() -> None:
-    with pytest.raises(InvalidInput, match="say with which network to predict"):
+    with pytest.raises(InvalidInput, match="name the network for the prediction"):
         predicted_and_measured([row | {"network": None} for row in rows("ring")])
     with pytest.raises(InvalidInput, match="no rows to compare"):
         predicted_and_measured([])

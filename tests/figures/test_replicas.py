@@ -11,10 +11,10 @@ from sample_runs import write_run
 
 from labkit.figures import (
     consensus,
-    consensus_reading,
     period_cost,
-    period_reading,
-    slow_worker_reading,
+    summarize_consensus,
+    summarize_period,
+    summarize_slow_worker,
 )
 from labkit.programs import Roles
 from labkit.records.run import Run
@@ -39,7 +39,7 @@ def met(
         "train_seconds": 90.0,
         "epochs": [{"step": steps}] if steps else [],
     }
-    way = {"name": "ParameterAveraging", "period": period, "outer": outer}
+    way = {"name": "ParameterAveraging", "period": period, "outer_optimizer": outer}
     strategy = strategy or (way if period else {"name": "AllReduce", "compressor": None})
     return write_run(root, measured=found, strategy=strategy, workers=8)
 
@@ -54,20 +54,21 @@ def test_accuracy_falls_along_a_line_a_rule(runs: list[Run]) -> None:
     figure = period_cost(runs)
     assert figure.layout.title.text == "Accuracy by period · virtual clock · network wan"
     lines = {t.name: t for t in figure.data if t.x[0] is not None and t.line.width == 2}
-    assert list(lines["the mean"].x) == [16, 64]
-    assert list(lines["the mean"].y) == [0.89, 0.7]
+    assert list(lines["averaging"].x) == [16, 64]
+    assert list(lines["averaging"].y) == [0.89, 0.7]
     assert "outer Nesterov, every 64: 85.0%" in figure.alt
 
 
 def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> None:
-    said = period_reading(runs)
-    assert "**the mean, every 16**, 89.0% (3 seeds, 88.0% to 90.0%)" in said
-    assert "488 KiB on the wire a step" in said
-    assert said.count(": it came") == 3
+    said = summarize_period(runs)
+    assert "**averaging, every 16**, 89.0% (3 seeds, 88.0% to 90.0%)" in said
+    assert "488 KiB on the wire per step" in said
+    assert said.count(": reproduced") == 3
     assert (
-        "Longer ones do, beyond the seeds** (Lin 2020): it came: the mean, every 64 70.0%" in said
+        "Periods longer than 32 steps cost accuracy, beyond the seeds** (Lin 2020): reproduced: "
+        "averaging, every 64 70.0%" in said
     )
-    assert "outer Nesterov, every 64 85.0%; the mean, every 64 70.0%" in said
+    assert "outer Nesterov, every 64 85.0%; averaging, every 64 70.0%" in said
 
 
 def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
@@ -78,21 +79,21 @@ def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
     ]
     found = {"test_accuracy": accuracies[-1], "epochs": epochs}
     spent = {"wire_bytes_per_step": 1e6, "train_seconds": 9.0}
-    strategy = {"name": "AsynchronousDiLoCo", "period": 8, "delayed": delayed}
+    strategy = {"name": "AsynchronousDiLoCo", "period": 8, "momentum_delay": delayed}
     return write_run(root, measured=found | spent, strategy=strategy, workers=2)
 
 
 @pytest.mark.parametrize(
     ("at_once", "said"),
     [
-        ((0.5, 0.7, 0.9), "it came: {}, 60 without"),
+        ((0.5, 0.7, 0.9), ": reproduced: {}, 60 without"),
         (
             (0.5, 0.7, 0.8),
-            "it came: {}, not by all seeds without",
+            ": reproduced: {}, not by all seeds without",
         ),
         (
             (0.7, 0.9, 0.9),
-            "it did **not** come: {}, 40 without",
+            "**not** reproduced: {}, 40 without",
         ),
     ],
 )
@@ -100,62 +101,66 @@ def test_steps_with_and_without_delayed_nesterov(
     at_once: tuple[float, ...], said: str, tmp_path: Path
 ) -> None:
     runs = [free(tmp_path, 8, (0.5, 0.89, 0.9)), free(tmp_path, 1, at_once)]
-    ours = "nearly its end is reached after 40 steps with it"
-    assert said.format(ours) in period_reading(runs)
+    ours = "nearly the final accuracy is reached after 40 steps with it"
+    assert said.format(ours) in summarize_period(runs)
 
 
-@pytest.mark.parametrize(("far", "said"), [(0.86, "it came"), (0.85, "it did **not** come")])
+@pytest.mark.parametrize(("far", "said"), [(0.86, "reproduced"), (0.85, "**not** reproduced")])
 def test_springs_stand_long_periods_or_not(far: float, said: str, tmp_path: Path) -> None:
     strategies = [{"name": "ElasticAveraging", "period": period} for period in (8, 64)]
     found = [
         met(tmp_path, accuracy, 8, strategy=strategy)
         for accuracy, strategy in zip((0.875, far), strategies, strict=True)
     ]
-    assert f"within the seeds** (Zhang 2015): {said}" in period_reading(found)
+    assert f"within the seeds** (Zhang 2015): {said}" in summarize_period(found)
 
 
-@pytest.mark.parametrize(("mean", "said"), [(0.83, "it came"), (0.84, "it did **not** come")])
+@pytest.mark.parametrize(("mean", "said"), [(0.83, "reproduced"), (0.84, "**not** reproduced")])
 def test_springs_are_held_against_the_mean_at_the_longest_period(
     mean: float, said: str, tmp_path: Path
 ) -> None:
     springs = met(tmp_path, 0.855, 64, strategy={"name": "ElasticAveraging", "period": 64})
     runs = [springs, met(tmp_path, mean, 64), met(tmp_path, 0.9, 128)]
-    assert f"springs are better than the mean, beyond the seeds** (Zhang 2015): {said}" in (
-        period_reading(runs)
+    assert (
+        f"elastic averaging is better than averaging, beyond the seeds** (Zhang 2015): {said}"
+        in (summarize_period(runs))
     )
 
 
-@pytest.mark.parametrize(("accuracy", "said"), [(0.83, "it came"), (0.82, "it did **not** come")])
+@pytest.mark.parametrize(("accuracy", "said"), [(0.83, "reproduced"), (0.82, "**not** reproduced")])
 def test_four_bits_are_held_against_full_precision(
     accuracy: float, said: str, tmp_path: Path
 ) -> None:
     compressor = {"name": "ErrorFeedback", "inner": {"name": "QSGD", "levels": 7, "bucket": 32}}
-    way = {"name": "ParameterAveraging", "period": 16, "outer": "nesterov"}
+    way = {"name": "ParameterAveraging", "period": 16, "outer_optimizer": "nesterov"}
     few = met(tmp_path, accuracy, strategy=way | {"compressor": compressor})
-    reading = period_reading([met(tmp_path, 0.845, 16, "nesterov"), few])
-    what = "Outer gradients in 4 bits lie within the seeds of full precision** (Douillard 2025)"
+    reading = summarize_period([met(tmp_path, 0.845, 16, "nesterov"), few])
+    what = (
+        "Outer gradients in 4 bits are as accurate as full precision, within the seeds** "
+        "(Douillard 2025)"
+    )
     assert f"{what}: {said}: outer Nesterov, in 4 bits, every 16 {accuracy:.1%}" in reading
 
 
 def test_periods_that_training_never_had_are_held_against_nothing(tmp_path: Path) -> None:
     runs = [met(tmp_path, 0.9, steps=192), met(tmp_path, 0.8, 500, steps=192)]
     runs.append(met(tmp_path, 0.85, 500, "nesterov", steps=192))
-    said = period_reading(runs)
-    assert said.count("training has 192 steps: they met once, at its end") == 2
-    assert "it came" not in said
+    said = summarize_period(runs)
+    assert said.count("training has 192 steps, so replicas synchronized once, at the end") == 2
+    assert ": reproduced" not in said
     assert "not" not in said
 
 
 def test_once_an_epoch_stands_at_the_steps_of_one(tmp_path: Path) -> None:
     run = met(tmp_path, 0.9, strategy={"name": "ParameterAveraging", "period": "epoch"}, steps=24)
-    assert "the mean, every 24" in period_reading([run])
+    assert "averaging, every 24" in summarize_period([run])
 
 
 def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:
     runs = [met(tmp_path, 0.9), met(tmp_path, 0.8, 8), met(tmp_path, 0.8, 64)]
     runs.append(met(tmp_path, 0.81, 64, "nesterov"))
-    assert period_reading(runs).count("it did **not** come") == 2
-    assert "it came" not in period_reading(runs[:1])
+    assert summarize_period(runs).count("**not** reproduced") == 2
+    assert ": reproduced" not in summarize_period(runs[:1])
 
 
 def gossiped(
@@ -188,24 +193,24 @@ def test_distances_fall_by_epochs(consensus_runs: list[Run]) -> None:
 
 
 def test_the_reading_names_gap_and_distance(consensus_runs: list[Run]) -> None:
-    said = consensus_reading(consensus_runs)
-    assert "spectral gap 0.195, replicas are 0.5 apart at the end" in said
-    assert "all have the same weights" in said
-    assert said.count(": it came") == 3
-    assert "did **not** come" not in said
+    said = summarize_consensus(consensus_runs)
+    assert "spectral gap 0.195, consensus distance 0.5 at the end" in said
+    assert "all workers have the same weights" in said
+    assert said.count(": reproduced") == 3
+    assert "**not** reproduced" not in said
 
 
 def test_and_says_what_did_not_come(tmp_path: Path) -> None:
     consensus_runs = [gossiped(tmp_path, None, 0.0, 9.0), gossiped(tmp_path, "ring", 0.1)]
-    said = consensus_reading([*consensus_runs, gossiped(tmp_path, "random_pairs", 0.5)])
-    assert said.count("it did **not** come") == 2
+    said = summarize_consensus([*consensus_runs, gossiped(tmp_path, "random_pairs", 0.5)])
+    assert said.count("**not** reproduced") == 2
 
 
 def test_an_epoch_with_a_slow_worker_is_told_by_who_waits(tmp_path: Path) -> None:
     together = gossiped(tmp_path, None, 0.0, 90.0)
-    for seconds, said in ((15.0, ": it came"), (30.0, ": it did **not** come")):
+    for seconds, said in ((15.0, ": reproduced"), (30.0, ": **not** reproduced")):
         free = gossiped(tmp_path, "ring", 0.1, seconds, asynchronous=True)
-        told = slow_worker_reading([together, free])
+        told = summarize_slow_worker([together, free])
         assert "**ring, asynchronous**" in told
         assert said in told
 

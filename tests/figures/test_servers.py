@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sample_runs import FAILED_GATE, write_run
 
-from labkit.figures import server_prediction, server_reading, server_scaling
+from labkit.figures import server_prediction, server_scaling, summarize_server
 from labkit.records.run import Run
 
 VIRTUAL = {"clock": "virtual", "network": "1GbE"}
@@ -18,12 +18,17 @@ def on(
     root: Path, workers: int, rate: float, servers: int = 1, step: float = 5.0, **changes: object
 ) -> Run:
     """A run on servers that has this throughput."""
-    slow = changes.pop("slow", {})
-    strategy = {"name": "ParameterServer", "servers": servers, "backups": 0, **changes}
+    stragglers = changes.pop("stragglers", {})
+    strategy = {"name": "ParameterServer", "servers": servers, "backup_workers": 0, **changes}
     found: dict[str, Any] = VIRTUAL | {"samples_per_second": rate, "repeats": 3}
     found["step_ms"] = {"median": step, "p10": step, "p90": step}
     found["spread"] = {"samples_per_second": [0.9 * rate, 1.1 * rate]}
-    given: dict[str, Any] = {"workers": workers, "strategy": strategy, "slow": slow, "epochs": 1}
+    given: dict[str, Any] = {
+        "workers": workers,
+        "strategy": strategy,
+        "stragglers": stragglers,
+        "epochs": 1,
+    }
     return write_run(root, measured=found, **given)
 
 
@@ -32,7 +37,10 @@ def runs(tmp_path: Path) -> list[Run]:
     one = [on(tmp_path, n, rate) for n, rate in ((1, 100), (2, 180), (4, 200))]
     four = [on(tmp_path, n, rate, 4) for n, rate in ((1, 100), (2, 190), (4, 360))]
     same = [on(tmp_path, 4, 300, 4, colocated=True)]
-    slow = [on(tmp_path, 4, 77, 4, step, slow={3: 3}, backups=b) for b, step in ((0, 9), (1, 6))]
+    slow = [
+        on(tmp_path, 4, 77, 4, step, stragglers={3: 3}, backup_workers=b)
+        for b, step in ((0, 9), (1, 6))
+    ]
     return one + four + same + slow
 
 
@@ -50,24 +58,27 @@ def test_throughput_is_a_line_with_a_band_for_each_way_to_hold_the_weights(runs:
 
 
 def test_the_reading_says_where_each_cliff_is_and_which_shapes_came(runs: list[Run]) -> None:
-    said = server_reading(runs)
-    assert "**1 server**, 200 samples/s (3 seeds, 180 to 220); doubling the workers brings" in said
-    assert "less than 1.5 × from 4 on" in said
+    said = summarize_server(runs)
+    assert "**1 server**, 200 samples/s (3 seeds, 180 to 220); doubling the workers gains" in said
+    assert "less than 1.5 × from 4 workers on" in said
     assert "no cliff up to 4 workers" in said
-    assert "**More servers move the cliff** (4 workers): it came" in said
+    assert "**More servers move the cliff** (4 workers): reproduced" in said
     assert "1.80 ×" in said
-    assert "**Co-located servers collapse first** (Bugliarello): it came" in said
+    assert "**Co-located servers collapse first** (Bugliarello): reproduced" in said
     assert "have 0.83 on 4 workers" in said
-    most = "- Most is done on 4 workers by: **4 servers**, 360 samples/s (3 seeds, 324 to 396)"
+    most = "- Highest throughput on 4 workers: **4 servers**, 360 samples/s (3 seeds, 324 to 396)"
     assert said.splitlines()[-1].startswith(most)
-    assert "of which one is slow: it came: with 1 backup a step takes 6 ms, without 9 ms" in said
+    assert "of which one is slow: reproduced: with 1 backup a step takes 6 ms, without 9 ms" in said
 
 
 def test_a_shape_that_does_not_come_is_said_with_its_number(tmp_path: Path) -> None:
-    slow = [on(tmp_path, 4, 90, 1, step, slow={3: 3}, backups=b) for b, step in ((0, 5), (1, 6))]
+    slow = [
+        on(tmp_path, 4, 90, 1, step, stragglers={3: 3}, backup_workers=b)
+        for b, step in ((0, 5), (1, 6))
+    ]
     better = [on(tmp_path, 4, 300, 4), on(tmp_path, 4, 330, 4, colocated=True)]
-    said = server_reading([on(tmp_path, 4, 400), *better, *slow])
-    assert said.count("it did **not** come") == 3
+    said = summarize_server([on(tmp_path, 4, 400), *better, *slow])
+    assert said.count("**not** reproduced") == 3
     assert "0.75 ×" in said
     assert "have 1.10 on 4 workers" in said
     assert "1.20 ×" in said

@@ -25,7 +25,7 @@ from labkit.figures import (
 )
 from labkit.figures.schedules import stages
 from labkit.figures.schedules.pipeline import ACTIONS, MESSAGE
-from labkit.figures.schedules.stages import cut_reading, pipeline_reading
+from labkit.figures.schedules.stages import summarize_cut, summarize_pipeline
 from labkit.network import Network
 from labkit.records.run import Run
 from labkit.records.staged_steps import predicted_rows
@@ -95,12 +95,12 @@ def pipeline(
     microbatches: int = 4,
     network: str | Network | None = None,
     workers: int = 2,
-    slices: int = 1,
+    tensor_parallel_size: int = 1,
     seen: Network | None = None,
     **changes: Any,
 ) -> tuple[Run, PipelineSimulation]:
     """A run each of whose steps was just like this simulation, on what its ranks have seen."""
-    rows = 256 * 2 * slices // workers // microbatches
+    rows = 256 * 2 * tensor_parallel_size // workers // microbatches
     one = simulate_pipeline(
         PIPELINE[schedule](2, microbatches),
         [MS, 2 * MS],
@@ -116,15 +116,15 @@ def pipeline(
         workers=workers,
         network=given,
         strategy={"name": "Pipeline", "schedule": schedule, "microbatches": microbatches}
-        | {"slices": slices}
-        | {"stages": 2, "chunks": 1, "partition": [1, 1], "recompute": False},
+        | {"tensor_parallel_size": tensor_parallel_size}
+        | {"stages": 2, "virtual_stages_per_rank": 1, "partition": [1, 1], "recompute": False},
         measured={"memory": memory, "partition": {"bytes_a_row": A_ROW}, "network": given}
         | measured,
         **changes,
     )
     timeline = [row for step in range(STEPS) for row in events(one, PERIOD * step + 0.001, step)]
     for row in timeline:
-        row["rank"] *= slices
+        row["rank"] *= tensor_parallel_size
     timeline += whole_steps(2, workers)
     write_table(run.path / "timeline.parquet", timeline)
     return run, one
@@ -172,14 +172,16 @@ def test_a_prediction_is_by_the_hosts_of_the_stages(
     """Ranks 0 and 1 share a host: slices of a stage, or the stages of a replica."""
     slow: dict[str, Any] = {"latency": MS, "bandwidth": 1e6}
     fast: dict[str, Any] = {"host_latency": 0.0, "host_bandwidth": 1e9}
-    network = Network(**slow, **fast, hosts=((0, 1), (2, 3)), slow={3: 2.0})
+    network = Network(**slow, **fast, hosts=((0, 1), (2, 3)), stragglers={3: 2.0})
     seen = Network(**slow, **fast, hosts=hosts)
-    run, one = pipeline(tmp_path, network=network, workers=4, slices=slices, seen=seen)
+    run, one = pipeline(
+        tmp_path, network=network, workers=4, tensor_parallel_size=slices, seen=seen
+    )
     predicted = predicted_pipeline(run)
     np.testing.assert_allclose(predicted.stop, one.stop, atol=1e-9)
     assert predicted.network is not None
     assert predicted.network.hosts == hosts
-    assert predicted.network.slow == {}
+    assert predicted.network.stragglers == {}
 
 
 def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) -> None:
@@ -198,16 +200,14 @@ def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) 
 def test_without_an_emulated_network_no_messages_are_drawn(tmp_path: Path) -> None:
     run, _ = pipeline(tmp_path)
     figure = pipeline_gantt([run, predicted_pipeline(run)])
-    assert "not emulated (none: messages take no time in the simulation)" in str(
-        figure.layout.title.text
-    )
+    assert "not emulated (simulation: messages take no time)" in str(figure.layout.title.text)
     assert not [t for t in figure.data if t.name == MESSAGE[0]]
 
 
 def test_a_step_that_is_not_there_is_refused(tmp_path: Path) -> None:
     run, _ = pipeline(tmp_path)
     assert measured_pipeline(run, 3).seconds == pytest.approx(measured_pipeline(run).seconds)
-    with pytest.raises(InvalidInput, match="no whole step 99"):
+    with pytest.raises(InvalidInput, match="no complete step 99"):
         pipeline_gantt(run, step=99)
     with pytest.raises(LabkitError, match="has no timeline of stages"):
         measured_pipeline(write_run(tmp_path))
@@ -284,10 +284,10 @@ def test_runs_of_other_strategies_alone_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("network", [None, "100Mb"])
 def test_a_trace_has_the_prediction_beside_each_step(tmp_path: Path, network: str | None) -> None:
-    run, _ = pipeline(tmp_path, "gpipe", 2, network=network, slices=2, workers=4)
+    run, _ = pipeline(tmp_path, "gpipe", 2, network=network, tensor_parallel_size=2, workers=4)
     done = CliRunner().invoke(app, ["trace", str(run.path), "-o", str(tmp_path / "trace.json")])
     assert done.exit_code == 0, done.output
-    assert "what the simulator predicts" in done.output
+    assert "simulator's prediction" in done.output
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     drawn = [event for event in events if event["ph"] == "X"]
     told = {
@@ -341,9 +341,9 @@ def pipelines(**columns: list[Any]) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("speedups", "said"),
     [
-        ([0.9, 1.9], "brings no time, for its stages wait for each other; the last is 95%"),
-        ([1.2, 1.9], "from 1.20 to 1.90; the last is 95% of what the bubble allows"),
-        ([1.2, 1.0], "that is 50% of what the bubble allows: the rest goes to unequal stages"),
+        ([0.9, 1.9], "gives no speed-up, because stages wait for each other; the latter is 95%"),
+        ([1.2, 1.9], "from 1.20 to 1.90; the latter is 95% of what the bubble allows"),
+        ([1.2, 1.0], "the latter is 50% of what the bubble allows: unequal stages"),
     ],
 )
 def test_more_micro_batches_are_judged_by_their_speed_up(
@@ -351,17 +351,17 @@ def test_more_micro_batches_are_judged_by_their_speed_up(
 ) -> None:
     table = pipelines(microbatches=[1, 8], speedup=speedups)
     monkeypatch.setattr(stages, "pipeline_table", lambda runs, baseline: table)
-    text = str(pipeline_reading([]))
-    assert "**run 0**: ranks wait 50% of a step (40% to 60%)" in text
+    text = str(summarize_pipeline([]))
+    assert "**run 0**: measured bubble 50% of a step (40% to 60%)" in text
     assert said in text
 
 
 def test_without_a_baseline_no_speed_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pipelines(microbatches=[1, 8], speedup=[NAN, NAN], bubble_measured=[NAN, NAN])
     monkeypatch.setattr(stages, "pipeline_table", lambda runs, baseline: table)
-    text = str(pipeline_reading([]))
+    text = str(summarize_pipeline([]))
     assert "speed-up" not in text
-    assert "ranks wait" not in text
+    assert "measured bubble" not in text
 
 
 def test_cuts_are_compared_with_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,13 +380,14 @@ def test_cuts_are_compared_with_one_process(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(stages, "rank_table", lambda runs: table)
     runs: list[Any] = [OneOf(1), OneOf(2), OneOf(2)]
-    text = str(cut_reading(runs))
+    text = str(summarize_cut(runs))
     assert (
-        "**cut**: the fullest rank keeps 1 KiB (0.50 of one process), the busiest hands over 300 B "
-        "a step, ranks compute 60% of the time, a step takes 8 ms, 0.80 of one process." in text
+        "**cut**: the rank with the most memory keeps 1 KiB (0.50 of one process), the busiest "
+        "rank sends 300 B per step, ranks compute 60% of the time, a step takes 8 ms, 0.80 of one "
+        "process." in text
     )
     assert "keeps 4 KiB (2.00 of one process), as predicted" in text
     assert (
-        "Least memory on a rank: **cut**; shortest step: **cut**; least traffic of those that "
+        "Least memory on a rank: **cut**; shortest step: **cut**; least traffic of the runs that "
         "send: **copies**." in text
     )

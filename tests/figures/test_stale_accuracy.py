@@ -12,17 +12,17 @@ from sample_runs import write_run
 from labkit import Experiment
 from labkit.common.errors import InvalidInput
 from labkit.figures import (
-    batch_reading,
-    downpour_reading,
-    rate_reading,
     shard_labels,
     softsync_published,
     staleness_by_clock,
-    staleness_by_clock_reading,
     staleness_cost,
-    staleness_cost_reading,
+    summarize_batch,
+    summarize_downpour,
+    summarize_rate,
+    summarize_staleness_by_clock,
+    summarize_staleness_cost,
+    summarize_time_to_target,
     time_to_target,
-    time_to_target_reading,
 )
 from labkit.records import store
 from labkit.records.run import Run
@@ -49,12 +49,12 @@ def late(
         for number, wide in enumerate((-1, 0, 1))
     ]
     run = write_run(root, measured=found, strategy=way, workers=30, **given)
-    store.write_table(run.path / "interleaving.parquet", events)
+    store.write_table(run.path / "update_log.parquet", events)
     return run
 
 
 def softsync(splits: int, remedy: str | None = None) -> dict[str, Any]:
-    return {"name": "SoftSync", "splits": splits, "remedy": remedy, "servers": 1}
+    return {"name": "SoftSync", "n": splits, "staleness_correction": remedy, "servers": 1}
 
 
 SYNCHRONOUS = {"name": "ParameterServer", "synchronous": True, "servers": 1}
@@ -74,37 +74,39 @@ def test_accuracy_falls_along_a_line_a_remedy(runs: list[Run]) -> None:
     assert list(lines["at α₀"].x) == [2, 15, 30]
     assert list(lines["at α₀"].y) == [0.8, 0.12, 0.11]
     assert list(lines["at α₀/τ"].y) == [0.885, 0.885]
-    assert "at α₀/τ, 30 updates old: 88.5%" in figure.alt
+    assert "at α₀/τ, staleness 30: 88.5%" in figure.alt
 
 
 def test_the_reading_says_whether_the_published_shape_came(runs: list[Run]) -> None:
-    said = staleness_cost_reading(runs)
+    said = summarize_staleness_cost(runs)
     assert "**softsync 15**, 12.0% (3 seeds, 11.0% to 13.0%)" in said
-    assert "stay near chance** (Zhang 2016): it came: softsync 15 12.0%, softsync 30 11.0%" in said
-    assert "what synchronous ones do** (Zhang 2016): it came" in said
+    assert (
+        "stay near chance** (Zhang 2016): reproduced: softsync 15 12.0%, softsync 30 11.0%" in said
+    )
+    assert "reach the accuracy of synchronous training** (Zhang 2016): reproduced" in said
 
 
 def test_and_says_where_it_did_not_come(tmp_path: Path) -> None:
     runs = [late(tmp_path, SYNCHRONOUS, 0.9, 1), late(tmp_path, softsync(30), 0.7, 30)]
     runs.append(late(tmp_path, softsync(30, "per_gradient"), 0.3, 30))
-    assert staleness_cost_reading(runs).count("it did **not** come") == 2
-    assert "none can be judged" in staleness_cost_reading(runs[1:])
+    assert summarize_staleness_cost(runs).count("**not** reproduced") == 2
+    assert "Not judged" in summarize_staleness_cost(runs[1:])
     # Where nothing was learned, neither shape means anything.
     idle = [late(tmp_path, SYNCHRONOUS, 0.11, 1), *runs[1:]]
-    said = staleness_cost_reading(idle)
-    assert "Synchronous training itself stays near chance, so" in said
-    assert "it came" not in said
+    said = summarize_staleness_cost(idle)
+    assert "Not judged: synchronous training itself stays near chance" in said
+    assert ": reproduced" not in said
     lucky = [late(tmp_path, SYNCHRONOUS, 0.6, 1, low=0.13), *runs[1:]]
-    said = staleness_cost_reading(lucky)
-    assert "Synchronous training itself stays near chance with some seeds, so" in said
-    assert "it came" not in said
+    said = summarize_staleness_cost(lucky)
+    assert "Not judged: synchronous training itself stays near chance for some seeds" in said
+    assert ": reproduced" not in said
 
 
 def test_who_learns_a_little_less_than_synchronous_ones_has_not_come(tmp_path: Path) -> None:
     runs = [late(tmp_path, SYNCHRONOUS, 0.9, 1)]
     runs.append(late(tmp_path, softsync(30, "per_gradient"), 0.875, 30))
-    said = staleness_cost_reading(runs)
-    assert "it did **not** come: softsync 30, at α₀/τ 87.5%" in said
+    said = summarize_staleness_cost(runs)
+    assert "**not** reproduced: softsync 30, at α₀/τ 87.5%" in said
     assert "synchronous training reaches 90.0%, 89.0% in its worst seed" in said
 
 
@@ -129,7 +131,7 @@ def test_the_papers_figures_stand_beside_those_of_the_same_setting_alone(runs: l
 @pytest.mark.parametrize(
     ("small", "came"),
     # Within the bands of the seeds it has not come, either.
-    [(0.86, "it came"), (0.7, "it did **not** come"), (0.81, "it did **not** come")],
+    [(0.86, "reproduced"), (0.7, "**not** reproduced"), (0.81, "**not** reproduced")],
 )
 def test_smaller_batches_are_held_against_younger_gradients(
     tmp_path: Path, small: float, came: str
@@ -139,10 +141,10 @@ def test_smaller_batches_are_held_against_younger_gradients(
         late(tmp_path, softsync(n, "mean"), accuracy, n, batch_size=batch)
         for (batch, n), accuracy in accuracies.items()
     ]
-    said = batch_reading(runs)
-    assert f"make up for staleness** (Gupta 2015): {came}: batch 240 with gradients 30" in said
-    assert "Batch 960, gradients 1 updates old: 80.0% (3 seeds, 79.0% to 81.0%)" in said
-    assert "Gupta" not in batch_reading(runs[:2])
+    said = summarize_batch(runs)
+    assert f"compensate staleness** (Gupta 2015): {came}: batch 240 with staleness 30" in said
+    assert "Batch 960, staleness 1: 80.0% (3 seeds, 79.0% to 81.0%)" in said
+    assert "Gupta" not in summarize_batch(runs[:2])
 
 
 def test_at_which_rates_old_gradients_learn_as_much_is_said(tmp_path: Path) -> None:
@@ -151,15 +153,17 @@ def test_at_which_rates_old_gradients_learn_as_much_is_said(tmp_path: Path) -> N
         late(tmp_path, softsync(n), accuracy, n, learning_rate=rate)
         for (rate, n), accuracy in accuracies.items()
     ]
-    said = rate_reading(runs)
-    assert "At 1, gradients 30 updates old: 12.0% (3 seeds, 11.0% to 13.0%)" in said
-    assert said.endswith("**Old gradients learn as much as young ones**: at 0.1.")
-    assert rate_reading(runs[:2]).endswith("at none of these rates.")
+    said = summarize_rate(runs)
+    assert "At rate 1, staleness 30: 12.0% (3 seeds, 11.0% to 13.0%)" in said
+    assert said.endswith(
+        "**Old gradients are as accurate as young ones, within the seeds**: at rate 0.1."
+    )
+    assert summarize_rate(runs[:2]).endswith("at none of these rates.")
 
 
 @pytest.mark.parametrize(
     ("last", "came"),
-    [(0.1, "it came"), (0.8, "it did **not** come"), (0.76, "it did **not** come")],
+    [(0.1, "reproduced"), (0.8, "**not** reproduced"), (0.76, "**not** reproduced")],
 )
 def test_adagrad_and_sgd_keep_the_rate_that_was_best_with_frequent_exchanges(
     tmp_path: Path, last: float, came: str
@@ -183,22 +187,28 @@ def test_adagrad_and_sgd_keep_the_rate_that_was_best_with_frequent_exchanges(
         )
         for (optimizer, every, rate), accuracy in accuracies.items()
     ]
-    said = downpour_reading(runs)
-    assert f"that plain SGD does not** (Dean 2012): {came}: adagrad at 0.1 has 85.0%" in said
-    assert f"sgd at 0.1 has 90.0% every 1 and {last:.1%} every 8 batches" in said
-    assert "Dean" not in downpour_reading(runs[:4])
+    said = summarize_downpour(runs)
+    assert (
+        f"that plain SGD does not tolerate** (Dean 2012): {came}: adagrad at rate 0.1: 85.0%"
+        in said
+    )
+    assert f"sgd at rate 0.1: 90.0% every 1 and {last:.1%} every 8 batches" in said
+    assert "Dean" not in summarize_downpour(runs[:4])
 
 
-STALE = {"name": "StaleSynchronous", "staleness": 2, "remedy": None, "servers": 1}
+STALE = {"name": "StaleSynchronous", "staleness": 2, "staleness_correction": None, "servers": 1}
 NOBODY = {"name": "ParameterServer", "synchronous": False, "servers": 1}
 
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
-        ((9.0, 4.0, 2.0), "it came: 9 s with synchronous; 4 s with stale synchronous, s = 2; 2 s"),
-        ((3.0, 4.0, 2.0), "it did **not** come: 3 s with synchronous; 4 s with stale"),
-        ((9.0, 2.6, 2.0), "2 s with asynchronous; the seeds' bands overlap."),
+        (
+            (9.0, 4.0, 2.0),
+            ": reproduced: 9 s with synchronous; 4 s with stale synchronous, s = 2; 2 s",
+        ),
+        ((3.0, 4.0, 2.0), "**not** reproduced: 3 s with synchronous; 4 s with stale"),
+        ((9.0, 2.6, 2.0), "2 s with asynchronous; the ranges over seeds overlap."),
     ],
 )
 def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
@@ -207,7 +217,7 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     import pandas as pd
 
     ways = (SYNCHRONOUS, STALE, NOBODY)
-    runs = [late(tmp_path, way, 0.9, 2, slow={29: 5.0}) for way in ways]
+    runs = [late(tmp_path, way, 0.9, 2, stragglers={29: 5.0}) for way in ways]
     runs.append(late(tmp_path, {"name": "Downpour", "fetch_every": 4, "servers": 1}, 0.3, 9))
     rows: list[dict[str, Any]] = [
         {"run": str(n), "seeds": 3, "reached": 3, "seconds": s, "samples": 900.0, "bytes": 4e6}
@@ -222,13 +232,13 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     ways_shown = ["synchronous", "stale synchronous, s = 2", "asynchronous", "downpour, every 4"]
     assert list(table.index) == ways_shown
     assert list(table["slow"]) == [True] * 3 + [False]
-    said = time_to_target_reading(runs, 0.8)
-    assert said.startswith("- With equal workers 80% was not reached in all seeds by downpour")
+    said = summarize_time_to_target(runs, 0.8)
+    assert said.startswith("- With equal workers, some seeds did not reach 80%: downpour")
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
     assert told in said
     # The last one answers the notebook's question, on its own.
     assert said.endswith(
-        "First at the goal, by means over seeds: with one slow worker **asynchronous**."
+        "First at the target, by means over seeds: with one slow worker **asynchronous**."
     )
 
 
@@ -247,16 +257,18 @@ def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Pa
     assert set(virtual) == {3, 4, 5}
     assert set(ranks) == {4, 5, 6}
     assert sum(ranks.values()) == pytest.approx(1)
-    said = staleness_by_clock_reading(runs)
+    said = summarize_staleness_by_clock(runs)
     assert said.count("\n") == 1
-    assert "**asynchronous**: on ranks a gradient is 5 updates old on average" in said
-    assert "on the virtual clock a gradient is 4 updates old" in said
+    assert "**asynchronous**: on ranks staleness 5 updates on average" in said
+    assert "on the virtual clock staleness 4 updates" in said
 
 
 def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
     x, y = np.zeros((60, 2), np.float32), np.repeat(np.arange(3), 20)
-    fields: dict[str, Any] = {"model": lambda: None, "workers": 3, "capacities": (1, 1, 2)}
-    figure = shard_labels(Experiment(dataset=(x, y), shards="by_label", batch_size=12, **fields))
+    fields: dict[str, Any] = {"model": lambda: None, "workers": 3, "batch_weights": (1, 1, 2)}
+    figure = shard_labels(
+        Experiment(dataset=(x, y), data_partition="by_label", batch_size=12, **fields)
+    )
     shares = {
         (trace.name, worker): share
         for trace in figure.data
@@ -269,5 +281,5 @@ def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
     assert shares[("2", "worker 2")] == pytest.approx(20 / 30)
     assert ("2", "worker 0") not in shares
     assert "worker 0: 1 labels, 100% of its samples are labelled 0" in figure.alt
-    with pytest.raises(InvalidInput, match="have no labels to draw"):
+    with pytest.raises(InvalidInput, match="have no label"):
         shard_labels(Experiment(dataset=(x, x), **fields))

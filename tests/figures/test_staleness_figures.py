@@ -9,7 +9,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.figures import interleaving, staleness, staleness_reading
+from labkit.figures import staleness, summarize_staleness, update_log
 from labkit.records import store
 from labkit.records.run import Run
 
@@ -41,16 +41,16 @@ EVENTS = [
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     found = write_run(tmp_path, measured={"clock": "virtual", "network": "1GbE"})
-    store.write_table(found.path / "interleaving.parquet", EVENTS)
+    store.write_table(found.path / "update_log.parquet", EVENTS)
     return found
 
 
 def test_each_push_goes_from_its_departure_to_the_moment_of_its_update(run: Run) -> None:
-    figure = interleaving(run)
-    assert figure.layout.title.text == "Interleaving, 2 workers · virtual clock · network 1GbE"
+    figure = update_log(run)
+    assert figure.layout.title.text == "Update log, 2 workers · virtual clock · network 1GbE"
     drawn = {trace.name: trace for trace in figure.data if trace.x[0] is not None}
     assert list(drawn) == [
-        "dropped, came too late",
+        "dropped because too late",
         "staleness 0",
         "staleness 1",
         "staleness 2",
@@ -63,18 +63,20 @@ def test_each_push_goes_from_its_departure_to_the_moment_of_its_update(run: Run)
 
 
 def test_a_window_draws_its_gradients_alone(run: Run) -> None:
-    figure = interleaving(run, first=1, last=2)
+    figure = update_log(run, first=1, last=2)
     drawn = [trace for trace in figure.data if trace.x[0] is not None]
     assert [trace.name for trace in drawn] == ["staleness 1", "staleness 2"]
     assert "2 gradients applied between 10 ms and 22 ms" in figure.alt
-    with pytest.raises(InvalidInput, match=r"last=9 of 4 gradients; give 0 <= first <= last <= 3"):
-        interleaving(run, last=9)
+    with pytest.raises(
+        InvalidInput, match=r"last=9, but there are 4 gradients; give 0 <= first <= last <= 3"
+    ):
+        update_log(run, last=9)
 
 
 def test_of_hundreds_of_gradients_so_many_are_drawn_as_are_legible(run: Run) -> None:
     many = [event(k, k % 2, 1, k / 100, k / 100 + 0.01) for k in range(500)]
-    store.write_table(run.path / "interleaving.parquet", many)
-    (trace,) = [trace for trace in interleaving(Run(run.path)).data if trace.x[0] is not None]
+    store.write_table(run.path / "update_log.parquet", many)
+    (trace,) = [trace for trace in update_log(Run(run.path)).data if trace.x[0] is not None]
     assert len(trace.x) == 60 * 4
 
 
@@ -88,14 +90,14 @@ def test_staleness_is_a_share_of_the_gradients_that_were_applied(run: Run) -> No
 
 
 def test_the_reading_holds_staleness_beside_that_of_equal_workers(run: Run) -> None:
-    said = staleness_reading(run)
-    assert "a gradient is 1 updates old on average, 2 at most (2 equal workers" in said
-    assert "never wait: 1); test accuracy" in said
+    said = summarize_staleness(run)
+    assert "staleness 1 updates on average, 2 at most (2 equal workers" in said
+    assert "never wait have 1); test accuracy" in said
     assert "300 ms of the virtual clock" in said
-    assert staleness_reading({"as it was": run}).startswith("- **as it was**: a gradient is 1 ")
+    assert summarize_staleness({"as it was": run}).startswith("- **as it was**: staleness 1 ")
 
 
 def test_a_run_without_servers_says_what_has_an_interleaving(tmp_path: Path) -> None:
-    for draw in (interleaving, staleness):
-        with pytest.raises(LabkitError, match="a completed run on ParameterServer has one"):
+    for draw in (update_log, staleness):
+        with pytest.raises(LabkitError, match="completed runs with ParameterServer have one"):
             draw(write_run(tmp_path))

@@ -7,10 +7,10 @@ import pytest
 
 from labkit.figures import taxonomy_map
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.taxonomy import COLUMNS, ROWS, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, ROWS, MethodInCell, empty, grid
 from labkit.strategies import Cell
 
-ONE = Standing(
+ONE = MethodInCell(
     "One",
     "Curie 1911",
     ("tour", "compare"),
@@ -19,7 +19,7 @@ ONE = Standing(
 STANDINGS = [
     ONE,
     ONE._replace(cell=ONE.cell._replace(compression="low rank")),
-    Standing("<Two>", "Noether 1918", (), ONE.cell),
+    MethodInCell("<Two>", "Noether 1918", (), ONE.cell),
     ONE._replace(cell=ONE.cell._replace(synchronization="periodic")),
 ]
 

@@ -57,7 +57,7 @@ def test_its_name_is_its_content() -> None:
 
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is no file; make one by `labkit calibrate -o FILE`"):
+    with pytest.raises(InvalidInput, match="is not a file; make one by `labkit calibrate -o FILE`"):
         Calibration.load(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("no JSON")
     with pytest.raises(InvalidInput, match="holds no calibration"):
@@ -69,7 +69,7 @@ def test_one_that_knows_no_kinds_of_layers_is_stale(tmp_path: Path) -> None:
     fields = json.loads((tmp_path / "old.json").read_text())
     del fields["models"][0]["layers"][0]["kind"]
     (tmp_path / "old.json").write_text(json.dumps(fields | {"schema_version": 1}))
-    with pytest.raises(LabkitError, match="of another labkit; make it anew"):
+    with pytest.raises(LabkitError, match="of another labkit version; measure again"):
         Calibration.load(tmp_path / "old.json")
 
 

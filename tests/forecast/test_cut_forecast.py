@@ -19,7 +19,7 @@ from labkit.forecast import (
     StepForecast,
     model_of,
 )
-from labkit.forecast.slices import Slice, sliced
+from labkit.forecast.slices import SliceWork, sliced
 from labkit.schedules.grid import crossing
 
 WIDTH, ROWS = 100, 24
@@ -120,10 +120,10 @@ def test_pairs_add_up_once_each_way() -> None:
         )
     ]
     half = 1 / 2
-    pair = [Slice(half), Slice(half), Slice(half, total=16)]
-    assert sliced(layers, 2, True) == [*pair, Slice(half, 8, 8, 16, sums=2)]
-    assert sliced(layers, 2, False) == [*pair, Slice(half, gather=16, back=16)]
-    assert sliced(layers, 5, True)[2:] == [Slice(half * 0.4, total=16), Slice()]
+    pair = [SliceWork(half), SliceWork(half), SliceWork(half, total=16)]
+    assert sliced(layers, 2, True) == [*pair, SliceWork(half, 8, 8, 16, sums=2)]
+    assert sliced(layers, 2, False) == [*pair, SliceWork(half, gather=16, back=16)]
+    assert sliced(layers, 5, True)[2:] == [SliceWork(half * 0.4, total=16), SliceWork()]
 
 
 def test_slices_wait_for_their_sums() -> None:
@@ -137,7 +137,7 @@ def test_slices_wait_for_their_sums() -> None:
 
 def test_tiles_send_what_crosses() -> None:
     fields: dict[str, Any] = {"model": "locally_connected", "model_options": {}}
-    strategy = lk.LocallyConnected((2, 2))
+    strategy = lk.SpatialParallel((2, 2))
     found = forecast(strategy, 4, INSTANT, dataset="mnist", **fields)
     planes = lk.Experiment(dataset="mnist", **fields).planes
     assert planes is not None
@@ -151,24 +151,24 @@ def test_a_slow_rank_holds_up_slices_tiles_and_stages() -> None:
     grid: dict[str, Any] = {"model": "locally_connected", "model_options": {}, "dataset": "mnist"}
     for strategy, fields in (
         (lk.TensorParallel(), {}),
-        (lk.LocallyConnected((2, 2)), grid),
+        (lk.SpatialParallel((2, 2)), grid),
         (lk.Pipeline(stages=2), {}),
         (lk.DelayedGradients(), {}),
     ):
         usual = forecast(strategy, 4, INSTANT, **fields).seconds
         for rank in (1, 3):  # of a pipeline, in either replica
-            slowed = forecast(strategy, 4, INSTANT, slow={rank: 3.0}, **fields).seconds
+            slowed = forecast(strategy, 4, INSTANT, stragglers={rank: 3.0}, **fields).seconds
             assert 1.4 * usual < slowed < 3.5 * usual
-    chance = lk.Slowdown(compute=3.0, law="exponential")
-    assert forecast(lk.TensorParallel(), 4, INSTANT, slow={1: chance}).parts["wait"] > 0
+    chance = lk.Slowdown(compute=3.0, distribution="exponential")
+    assert forecast(lk.TensorParallel(), 4, INSTANT, stragglers={1: chance}).parts["wait"] > 0
     with pytest.raises(InvalidInput, match="has no forecast for stages"):
-        forecast(lk.Pipeline(), 4, INSTANT, slow={1: chance})
+        forecast(lk.Pipeline(), 4, INSTANT, stragglers={1: chance})
 
 
 def test_links_of_slices_are_those_of_their_ranks() -> None:
     for hosts in (None, 2, ((0, 2), (1, 3))):
         network = FAST.model_copy(update={"hosts": hosts})
-        found = forecast(lk.TensorParallel(slices=2), 4, network)
+        found = forecast(lk.TensorParallel(tensor_parallel_size=2), 4, network)
         sent = {name: n for name, n in found.nbytes.items() if re.fullmatch(r"rank \d out", name)}
         assert len(sent) == 4
         assert sum(sent.values()) == pytest.approx(found.more["sent"])
@@ -181,10 +181,10 @@ def test_links_of_slices_are_those_of_their_ranks() -> None:
 
 def test_values_of_double_precision_are_twice_as_many_bytes_and_tiles_hold_all_kernels() -> None:
     grid: dict[str, Any] = {"model": "locally_connected", "model_options": {}, "dataset": "mnist"}
-    for strategy, fields in ((lk.TensorParallel(), {}), (lk.LocallyConnected((2, 2)), grid)):
+    for strategy, fields in ((lk.TensorParallel(), {}), (lk.SpatialParallel((2, 2)), grid)):
         single = forecast(strategy, 4, FAST, **fields)
         double = forecast(strategy, 4, FAST, precision="float64", **fields)
         assert double.memory["weights"] == 2 * single.memory["weights"]
         assert double.memory["activations"] == single.memory["activations"]  # as measured
-    tiles = forecast(lk.LocallyConnected((2, 2)), 4, FAST, weights=((3, 3, 1, 6),), **grid)
+    tiles = forecast(lk.SpatialParallel((2, 2)), 4, FAST, weights=((3, 3, 1, 6),), **grid)
     assert tiles.memory["weights"] == 4 * 6 * 3 * 3 * 6

@@ -11,7 +11,7 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.compression import Float16, OneBit, TopK
 from labkit.exchange import SCHEDULES
-from labkit.forecast import CollectiveCost, Forecast, Query, Source, fits, load
+from labkit.forecast import CollectiveCost, Forecast, Provenance, Query, fits, load
 from labkit.forecast.query import StepForecast
 from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
@@ -41,7 +41,7 @@ def test_a_sequential_step_is_its_own_step_and_a_closed_form(name: str) -> None:
         form = closed_form(name, workers, whole(NBYTES), SWITCH)
         meeting = math.log2(workers) * SWITCH.latency
         assert found.seconds == pytest.approx(own + form + meeting, rel=1e-9)
-        assert found.taken.parts["wire"] == pytest.approx(form, rel=1e-9)
+        assert found.step.parts["wire"] == pytest.approx(form, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -52,8 +52,8 @@ def test_parts_add_up_and_more_bandwidth_is_never_slower(schedule: str, compress
     for bandwidth in (1e6, 1e8, 1e10, 1e12):
         network = Network(latency=1e-5, bandwidth=bandwidth, hosts=2)
         found = at(4, network, given, schedule=schedule, compressor=compressor, algorithm="auto")
-        assert found.seconds == pytest.approx(sum(found.taken.parts.values()), rel=1e-12)
-        assert min(found.taken.parts.values()) >= 0
+        assert found.seconds == pytest.approx(sum(found.step.parts.values()), rel=1e-12)
+        assert min(found.step.parts.values()) >= 0
         assert found.seconds <= before * (1 + 1e-9)
         low, high = found.interval
         assert low <= found.seconds <= high
@@ -66,7 +66,7 @@ def test_overlap_is_never_slower_and_hides_at_most_the_way_back() -> None:
         network = free.model_copy(update={"bandwidth": bandwidth})
         one, other = at(4, network), at(4, network, schedule="overlap", bucket_bytes=400_000)
         assert other.seconds <= one.seconds * (1 + 1e-9)
-        assert one.seconds - other.seconds <= one.taken.parts["backward"] * (1 + 1e-9)
+        assert one.seconds - other.seconds <= one.step.parts["backward"] * (1 + 1e-9)
         front = at(4, network, schedule="priority", bucket_bytes=400_000)
         assert front.seconds <= one.seconds * (1 + 1e-9)
 
@@ -87,8 +87,8 @@ def test_overlap_hides_nothing_where_ranks_compute_on_all_cores(cores: int) -> N
     given = known.model_copy(update={"machine": {**known.machine, "cores": cores}})
     how = {"schedule": "overlap", "bucket_bytes": 400_000, "algorithm": "shared_memory"}
     found = at(2, None, given, **how)
-    assert (found.taken.more["hidden"] > 0) == (cores > 2)
-    assert (found.taken.more["buckets"] > 1) == (cores > 2)
+    assert (found.step.more["hidden"] > 0) == (cores > 2)
+    assert (found.step.more["buckets"] > 1) == (cores > 2)
     if cores == 2:
         assert found.seconds == at(2, None, given, algorithm="shared_memory").seconds
 
@@ -97,7 +97,10 @@ def test_one_worker_takes_its_own_step() -> None:
     for schedule in SCHEDULES:
         found = at(1, schedule=schedule)
         assert found.seconds == pytest.approx(3e-3 * 64 + 6e-3, rel=1e-12)
-        assert (found.strong, found.weak) == (pytest.approx(1), pytest.approx(1))
+        assert (found.strong_efficiency, found.weak_efficiency) == (
+            pytest.approx(1),
+            pytest.approx(1),
+        )
         assert found.sent == 0
 
 
@@ -105,41 +108,41 @@ def test_overheads_are_counted_once_a_bucket_and_said_where_there_are_none() -> 
     given = calibration(overheads={"bucket": 0.25, "meeting": 0.5})
     # Two latencies until each of four has heard of all.
     meeting = 0.5 + 2 * SWITCH.latency
-    assert at(4, given=given).taken.parts["pack"] == pytest.approx(0.25 + meeting)
+    assert at(4, given=given).step.parts["pack"] == pytest.approx(0.25 + meeting)
     every = at(4, given=calibration(Float16(), overheads={"meeting": 0.5}), **BUCKETS)
-    assert every.taken.parts["pack"] == pytest.approx(6 * meeting, rel=0.01)  # a little hidden
-    assert every.taken.more["buckets"] == 6
-    assert at(1, given=given).taken.parts.get("pack", 0.0) == 0.0
-    assert Source("bucket", "not measured: counted as nothing") in at(4).sources
+    assert every.step.parts["pack"] == pytest.approx(6 * meeting, rel=0.01)  # a little hidden
+    assert every.step.more["buckets"] == 6
+    assert at(1, given=given).step.parts.get("pack", 0.0) == 0.0
+    assert Provenance("bucket", "not measured: counted as 0 s") in at(4).sources
 
 
 def test_a_further_bucket_is_all_that_was_measured_of_it() -> None:
     free = Network(latency=0.0, bandwidth=1e-3)  # nothing is hidden: the wire takes for ever
     given = calibration(overheads={"bucket": 0.25, "overlap": 0.1})
     found = at(4, free, given, schedule="overlap", bucket_bytes=400_000)
-    line = found.taken.more["hidden"] + sum(found.taken.parts[n] for n in ("pack", "wire"))
+    line = found.step.more["hidden"] + sum(found.step.parts[n] for n in ("pack", "wire"))
     wire = at(4, free, schedule="overlap", bucket_bytes=400_000)
-    alone = wire.taken.more["hidden"] + wire.taken.parts["wire"]
-    further = found.taken.more["buckets"] - 1
+    alone = wire.step.more["hidden"] + wire.step.parts["wire"]
+    further = found.step.more["buckets"] - 1
     assert further > 2
     assert line - alone == pytest.approx(0.25 + further * 0.1, abs=1e-3)
 
 
 def test_one_worker_of_a_law_is_as_efficient_as_itself() -> None:
     law = ComputeTime(seconds=0.1, update=0.05)
-    alone = experiment(strategy=lk.AllReduce("ring"), clock="virtual", compute=law, workers=1)
+    alone = experiment(strategy=lk.AllReduce("ring"), virtual={"compute_time": law}, workers=1)
     found = alone.forecast(1, SWITCH, calibration())
-    assert (found.strong, found.weak) == (pytest.approx(1), pytest.approx(1))
+    assert (found.strong_efficiency, found.weak_efficiency) == (pytest.approx(1), pytest.approx(1))
 
 
 def test_a_gather_decodes_what_all_have_sent_and_a_sum_only_the_mean_and_its_own() -> None:
     given = calibration(Float16(), OneBit())
     size = whole(NBYTES) / 1e6
     sums, gathers = (at(4, given=given, compressor=each) for each in (Float16(), OneBit()))
-    assert sums.taken.parts["codec"] == pytest.approx(size * (1e-3 + 2 * 2e-3), rel=1e-6)
-    assert gathers.taken.parts["codec"] == pytest.approx(size * (1e-3 + 5 * 2e-3), rel=1e-6)
+    assert sums.step.parts["codec"] == pytest.approx(size * (1e-3 + 2 * 2e-3), rel=1e-6)
+    assert gathers.step.parts["codec"] == pytest.approx(size * (1e-3 + 5 * 2e-3), rel=1e-6)
     ring = closed_form("allgather_ring", 4, 4 * round(1e4 * size), SWITCH)
-    assert gathers.taken.parts["wire"] == pytest.approx(ring, rel=1e-6)
+    assert gathers.step.parts["wire"] == pytest.approx(ring, rel=1e-6)
 
 
 def test_here_it_is_as_measured_and_what_was_not_is_refused() -> None:
@@ -149,7 +152,7 @@ def test_here_it_is_as_measured_and_what_was_not_is_refused() -> None:
         for n in (1000, 4_000_000)
     )
     found = at(2, None, calibration(collectives=costs), algorithm="auto")
-    assert found.taken.parts["wire"] == pytest.approx(1e-9 * whole(NBYTES), rel=1e-6)
+    assert found.step.parts["wire"] == pytest.approx(1e-9 * whole(NBYTES), rel=1e-6)
     with pytest.raises(InvalidInput, match="8 ranks at once on one machine were not measured"):
         at(8, None, calibration(collectives=costs))
     with pytest.raises(InvalidInput, match="'mpi' among 4 ranks of one machine was not measured"):
@@ -159,14 +162,14 @@ def test_here_it_is_as_measured_and_what_was_not_is_refused() -> None:
 
 
 def test_the_slowest_rank_counts() -> None:
-    slow = experiment(strategy=lk.AllReduce("ring"), workers=4, slow={1: 3.0})
+    slow = experiment(strategy=lk.AllReduce("ring"), workers=4, stragglers={1: 3.0})
     found = slow.forecast(4, SWITCH, calibration())
-    assert found.taken.parts["wait"] == pytest.approx(2 * (3e-3 * 16 + 6e-3), rel=1e-9)
-    drawn = ComputeTime(seconds=0.1, law="exponential")
+    assert found.step.parts["wait"] == pytest.approx(2 * (3e-3 * 16 + 6e-3), rel=1e-9)
+    drawn = ComputeTime(seconds=0.1, distribution="exponential")
     waits = [
-        experiment(strategy=lk.AllReduce("ring"), clock="virtual", compute=drawn, workers=n)
+        experiment(strategy=lk.AllReduce("ring"), virtual={"compute_time": drawn}, workers=n)
         .forecast(n, SWITCH, calibration())
-        .taken.parts["wait"]
+        .step.parts["wait"]
         for n in (1, 4, 16, 64)
     ]
     # The mean of the slowest of n is the n-th harmonic number.
@@ -185,10 +188,10 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
     assert any("too narrow" in source.how for source in narrow.sources)
     asked = Query(experiment(), known, SWITCH)
     assert asked.error == pytest.approx(fits(known)["link"].error * 2.44, rel=1e-2)
-    assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.taken.parts["wire"])
-    law = ComputeTime(seconds=0.1, law="exponential")
+    assert wide.interval[1] - wide.seconds == pytest.approx(asked.error * wide.step.parts["wire"])
+    law = ComputeTime(seconds=0.1, distribution="exponential")
     for strategy in (lk.AllReduce("ring"), lk.ParameterServer()):
-        drawn = experiment(strategy=strategy, clock="virtual", compute=law, workers=1)
+        drawn = experiment(strategy=strategy, virtual={"compute_time": law}, workers=1)
         found = drawn.forecast(1, SWITCH, calibration())
         # The mean of a hundred exponentials is off by a tenth, 1.64 times that nine in ten.
         assert 0.05 < found.interval[1] / found.seconds - 1 < 0.25
@@ -228,36 +231,42 @@ def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_strategy_without_a_forecast_says_so_and_who_has_one() -> None:
-    for strategy in (lk.TFDistribute(), lk.Peer()):
-        with pytest.raises(InvalidInput, match=r"leaves its steps to .*there is one of AllReduce"):
+    for strategy in (lk.TFDistribute(), lk.ExternalFramework()):
+        with pytest.raises(InvalidInput, match=r"leaves its steps to .*use one of AllReduce"):
             strategy.forecast(Query(experiment(), calibration()))
 
 
 def test_prices_are_as_given() -> None:
     found = experiment(workers=4, strategy=lk.AllReduce("ring")).forecast(
-        4, SWITCH, calibration(), node_hour=2, watts=300, ranks_a_node=2, target_steps=1000
+        4,
+        SWITCH,
+        calibration(),
+        price_per_node_hour=2,
+        node_watts=300,
+        ranks_per_node=2,
+        target_steps=1000,
     )
-    assert found.training == pytest.approx(1000 * found.seconds)
-    assert found.money == pytest.approx(2 * 2 * found.training / 3600)
-    assert found.energy == pytest.approx(2 * 300 * found.training)
+    assert found.training_seconds == pytest.approx(1000 * found.seconds)
+    assert found.cost == pytest.approx(2 * 2 * found.training_seconds / 3600)
+    assert found.energy == pytest.approx(2 * 300 * found.training_seconds)
     bytes_only = experiment(strategy=lk.AllReduce("ring")).forecast(
-        4, SWITCH, calibration(), gigabyte=5, target_steps=10
+        4, SWITCH, calibration(), price_per_gb=5, target_steps=10
     )
-    assert bytes_only.money == pytest.approx(5 * 10 * bytes_only.sent / 1e9)
+    assert bytes_only.cost == pytest.approx(5 * 10 * bytes_only.sent / 1e9)
     assert bytes_only.sent == pytest.approx(6 * whole(NBYTES))  # 2 (n - 1) of the buffer, by all
     served = experiment(strategy=lk.ParameterServer(servers=3, colocated=False)).forecast(
-        4, SWITCH, calibration(), watts=300, ranks_a_node=2, target_steps=1000
+        4, SWITCH, calibration(), node_watts=300, ranks_per_node=2, target_steps=1000
     )
-    assert served.energy == pytest.approx(4 * 300 * served.training)  # seven ranks
-    with pytest.raises(InvalidInput, match="say how many ranks one has: ranks_a_node"):
-        _ = experiment().forecast(2, SWITCH, calibration(), watts=3).energy
+    assert served.energy == pytest.approx(4 * 300 * served.training_seconds)  # seven ranks
+    with pytest.raises(InvalidInput, match="give the ranks per node: ranks_per_node"):
+        _ = experiment().forecast(2, SWITCH, calibration(), node_watts=3).energy
 
 
 def test_it_shows_itself() -> None:
     found = at(2)
-    assert "nine in ten" in str(found)
+    assert "90% interval" in str(found)
     assert "rank 0 out" in found._repr_html_()
     told = found.to_json()
     assert told["step_s"] == found.seconds
     assert told["calibration"] == calibration().hash8
-    assert isinstance(found.taken, StepForecast)
+    assert isinstance(found.step, StepForecast)

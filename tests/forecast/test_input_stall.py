@@ -22,10 +22,10 @@ def asked(read: dict[int, Spread] | None, strategy: Strategy | str = "AllReduce"
 def test_what_a_step_hides_of_reading_takes_nothing() -> None:
     usual = asked(None)
     found = asked({32: exactly(0.9 * STEP)})
-    assert found.taken.parts["read"] == 0
+    assert found.step.parts["read"] == 0
     assert found.seconds == pytest.approx(usual.seconds, rel=1e-12)
-    assert dict(usual.sources)["read"] == "not measured: counted as nothing"
-    assert dict(found.sources)["read"].startswith("measured; hidden by the step before")
+    assert dict(usual.sources)["read"] == "not measured: counted as 0 s"
+    assert dict(found.sources)["read"].startswith("measured; hidden by the previous step")
 
 
 def test_what_it_does_not_hide_is_a_part_of_it() -> None:
@@ -33,16 +33,16 @@ def test_what_it_does_not_hide_is_a_part_of_it() -> None:
     reading = Spread(median=2 * STEP, low=1.5 * STEP, high=3 * STEP)
     found = asked({32: reading})
     assert found.seconds == pytest.approx(reading.median)
-    assert found.taken.parts["read"] == pytest.approx(reading.median - usual.seconds)
+    assert found.step.parts["read"] == pytest.approx(reading.median - usual.seconds)
     assert found.interval == pytest.approx((reading.low, reading.high))
-    assert f"read {1e3 * found.taken.parts['read']:.3g} ms" in str(found)
+    assert f"read {1e3 * found.step.parts['read']:.3g} ms" in str(found)
 
 
 def test_a_slow_network_hides_reading_too() -> None:
     own = experiment(workers=2, strategy=lk.AllReduce(algorithm="ring"))
     slow = lk.Network(latency=1.0, bandwidth=1e9)
     plain, fed = (forecast(own, calibration(read=each), slow) for each in ({}, {32: exactly(1.5)}))
-    assert plain.taken.parts["wire"] > 1.5
+    assert plain.step.parts["wire"] > 1.5
     assert fed.seconds == pytest.approx(plain.seconds)
 
 
@@ -50,7 +50,7 @@ def test_reading_is_on_the_line_between_measured_batches_and_counts_for_one_rank
     found = asked({16: exactly(1.0), 48: exactly(2.0)})
     assert found.seconds == pytest.approx(1.5)
     assert found.own == pytest.approx(1.5)
-    assert found.weak == pytest.approx(1.0)
+    assert found.weak_efficiency == pytest.approx(1.0)
     assert found.alone == pytest.approx(2.5)
     assert dict(found.sources)["read"].startswith("measured;")
     assert (
@@ -70,7 +70,7 @@ def test_reading_is_on_the_line_between_measured_batches_and_counts_for_one_rank
 )
 def test_who_shares_a_model_reads_whole_batches(strategy: Strategy, rows: int) -> None:
     found = asked({32: exactly(32.0), 64: exactly(64.0)}, strategy)
-    assert found.taken.rows == rows
+    assert found.step.rows == rows
     assert found.seconds == pytest.approx(rows)
 
 
@@ -78,4 +78,4 @@ def test_on_the_virtual_clock_nobody_reads() -> None:
     own = experiment(workers=2, clock="virtual")
     found = forecast(own, calibration(read={32: exactly(9.0)}), LINK)
     assert found.seconds < 1
-    assert "read" not in found.taken.parts
+    assert "read" not in found.step.parts

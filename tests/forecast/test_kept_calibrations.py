@@ -19,7 +19,7 @@ from labkit.forecast import (
 from labkit.forecast.calibration_store import (
     differences,
     earlier,
-    here,
+    local_calibration,
     merged,
     place,
     this_machine,
@@ -55,14 +55,14 @@ def model(name: str, *rows: int, seconds: float = 1.0) -> ModelCost:
 
 
 def test_without_one_it_is_said_how_to_get_one() -> None:
-    with pytest.raises(InvalidInput, match=r"nothing has been measured.*`labkit calibrate MODEL`"):
-        here()
+    with pytest.raises(InvalidInput, match=r"nothing was measured.*`labkit calibrate MODEL`"):
+        local_calibration()
 
 
 def test_this_machines_own_is_found() -> None:
     kept = made()
     kept.save(place())
-    assert here() == kept
+    assert local_calibration() == kept
     assert differences(kept) == []
 
 
@@ -70,9 +70,9 @@ def test_this_machines_own_is_found() -> None:
 def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
     own = this_machine()
     made(machine=own | {name: "another"}).save(place())
-    said = f"stale: {name} was another, is {own[name]}; measure anew by `labkit calibrate`"
+    said = f"stale: {name} was another, is {own[name]}; measure again by `labkit calibrate`"
     with pytest.raises(LabkitError, match=said):
-        here()
+        local_calibration()
 
 
 def test_what_another_labkit_has_written_is_begun_anew(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_one_of_another_machine_is_named_so() -> None:
     row, batches = sources(away)
     assert row.what == "steps of mlp on digits"
     assert row.how.startswith("measured elsewhere (Deep Thought), 2026-01-01: rows 8; threads 1")
-    assert batches == ("batches of mlp on digits", f"{row.how.split(':')[0]}, read: rows 8")
+    assert batches == ("batches of mlp on digits", f"{row.how.split(':')[0]}, reading: rows 8")
     assert sources(made(models=away.models))[0].how.startswith("measured here, ")
 
 
@@ -104,7 +104,7 @@ def test_what_is_added_joins_what_was_measured_before() -> None:
     found = {step.rows: step.forward.median for step in both.models[0].steps}
     assert found == {8: 1.0, 16: 2.0, 32: 2.0}
     assert {rows: each.median for rows, each in both.models[0].read.items()} == found
-    with pytest.raises(InvalidInput, match="do not add up"):
+    with pytest.raises(InvalidInput, match="cannot be merged"):
         merged(old, new.model_copy(update={"machine": {"cpu": "another"}}))
 
 

@@ -14,7 +14,7 @@ from labkit.bench.calibration_runs.model import layers as costs_of
 from labkit.communicator.clock import WALL
 from labkit.forecast.slices import DIVIDED, sliced
 from labkit.model_parallel.functional import functional_of
-from labkit.model_parallel.tensor.sliceable import SLICES, Graph
+from labkit.model_parallel.tensor.sliceable import SLICES, LayerGraph
 
 
 def images() -> list[Any]:
@@ -37,7 +37,7 @@ def test_the_same_layers_are_cut_and_the_same_make_pairs(made: Callable[[], list
     model = keras.Sequential(made())
     found = costs_of(model, 2, WALL)
     assert [each.kind for each in found] == [type(each).__name__ for each in model.layers]
-    graph = Graph(functional_of(model))
+    graph = LayerGraph(functional_of(model))
     shares = {cost.name: cut for cost, cut in zip(found, sliced(found, 2, False), strict=True)}
     behind: set[str] = set()
     for layer in graph.layers:
@@ -48,7 +48,7 @@ def test_the_same_layers_are_cut_and_the_same_make_pairs(made: Callable[[], list
             assert (own.share, own.total, own.gather) == (1 / 2, 0, 0)
             assert shares[pair[-1]].total > 0
         elif layer.name not in behind:
-            assert (own.share < 1) == (graph.why_whole(layer, 2) == "")
+            assert (own.share < 1) == (graph.indivisible_reason(layer, 2) == "")
             assert (own.gather > 0) == (own.share < 1 and type(layer) is not layers.Embedding)
 
 

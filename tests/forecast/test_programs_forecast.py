@@ -23,7 +23,7 @@ from labkit.forecast import (
     model_of,
 )
 from labkit.forecast.meta_vector import MetaVector
-from labkit.forecast.programs import play
+from labkit.forecast.programs import run_program
 from labkit.forecast.worker_sampling import Crowd
 from labkit.strategies import STRATEGIES, Strategy
 
@@ -35,7 +35,7 @@ NONE = Spread(median=0.0, low=0.0, high=0.0)
 def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -> Query:
     """A model of four vectors, with two rows for each worker."""
     rows = 2 * workers * steps
-    given = {"clock": "virtual", "compute": 0.1, "network": FAST, "precision": "float64", "seed": 0}
+    given = {"virtual": {"compute_time": 0.1}, "network": FAST, "precision": "float64", "seed": 0}
     given |= {"dataset": (np.zeros((rows, 3)), np.zeros((rows, 1))), "batch_size": 2 * workers}
     experiment = lk.Experiment(strategy=strategy, workers=workers, **given | fields)
     layers = tuple(
@@ -65,12 +65,12 @@ PLAYED = (
     lk.ParameterServer(1),
     lk.ParameterServer(2, colocated=True, placement="sharded"),
     lk.ParameterServer(2, synchronous=False),
-    lk.StaleSynchronous(2, remedy="delay_compensated"),
+    lk.StaleSynchronous(2, staleness_correction="delay_compensated"),
     lk.SoftSync(2),
     lk.Downpour(3, push_every=2),
-    lk.ParameterAveraging(4, outer="nesterov"),
-    lk.ParameterAveraging(6, fragments=2, delay=1),
-    lk.AsynchronousDiLoCo(3, delayed=2),
+    lk.ParameterAveraging(4, outer_optimizer="nesterov"),
+    lk.ParameterAveraging(6, fragments=2, overlap_steps=1),
+    lk.AsynchronousDiLoCo(3, momentum_delay=2),
     lk.ElasticAveraging(period=2),
     lk.ElasticAveraging(period=2, center="allreduce"),
     lk.Gossip(),
@@ -82,10 +82,10 @@ PLAYED = (
 
 @pytest.mark.parametrize("strategy", PLAYED, ids=repr)
 def test_times_and_bytes_are_those_of_the_virtual_clock(strategy: Any) -> None:
-    compute = lk.ComputeTime(0.1, law="lognormal", spread=0.3, update=0.02)
+    compute = lk.ComputeTime(0.1, distribution="lognormal", sigma=0.3, update=0.02)
     slow = {1: lk.Slowdown(compute=2.0)}
-    own = asked(strategy, 4, compute=compute, slow=slow)
-    hollow = [row for _, row in play(own, 1, Crowd(strategy, 4)).rows]
+    own = asked(strategy, 4, virtual={"compute_time": compute}, stragglers=slow)
+    hollow = [row for _, row in run_program(own, 1, Crowd(strategy, 4)).rows]
     _, scenes, _ = played(strategy, 4, steps=60, compute=compute, slow=slow, update=0.02, seed=0)
     known = {(row["rank"], row["step"]): row for row in scenes.rows}
     names = ("seconds", "compute_seconds", "wait_seconds", "wire_bytes", "messages")
@@ -109,7 +109,7 @@ def test_a_synchronous_server_takes_what_the_formula_says(workers: int) -> None:
 def test_few_take_what_many_take() -> None:
     workers = 12
     strategy = lk.ParameterServer(workers, colocated=True, placement="sharded")
-    whole = play(asked(strategy, workers), 1, Crowd(strategy, workers)).seconds
+    whole = run_program(asked(strategy, workers), 1, Crowd(strategy, workers)).seconds
     assert forecast(strategy, workers).seconds == pytest.approx(whole, rel=0.1)
 
 
@@ -125,7 +125,7 @@ def test_who_waits_for_nobody_is_no_slower() -> None:
     slow = {2: lk.Slowdown(compute=4.0)}
     for servers in (1, 2):
         one, other = (
-            forecast(lk.ParameterServer(servers, synchronous=waits), 4, slow=slow).seconds
+            forecast(lk.ParameterServer(servers, synchronous=waits), 4, stragglers=slow).seconds
             for waits in (False, True)
         )
         assert one <= other
@@ -133,8 +133,8 @@ def test_who_waits_for_nobody_is_no_slower() -> None:
 
 def test_the_same_question_has_the_same_answer() -> None:
     for strategy in (lk.ParameterServer(2, synchronous=False), lk.Gossip(asynchronous=True)):
-        compute = lk.ComputeTime(0.1, law="exponential")
-        one, other = (forecast(strategy, 6, compute=compute) for _ in range(2))
+        compute = lk.ComputeTime(0.1, distribution="exponential")
+        one, other = (forecast(strategy, 6, virtual={"compute_time": compute}) for _ in range(2))
         assert one == other
 
 
@@ -146,7 +146,7 @@ def test_parts_add_up_and_meetings_are_shared_by_a_period() -> None:
 
 
 def test_what_is_compressed_has_its_bytes_and_takes_its_time() -> None:
-    fields: dict[str, Any] = {"clock": "wall", "compute": None}
+    fields: dict[str, Any] = {"clock": "wall", "virtual": None}
     found = forecast(lk.ParameterServer(1, compressor=lk.QSGD(levels=127)), 2, **fields)
     assert found.more["sent"] == pytest.approx(2 * 2 * 100)
     assert found.parts["codec"] == pytest.approx(0.2)  # a push is encoded, an answer decoded
@@ -156,9 +156,9 @@ def test_what_is_compressed_has_its_bytes_and_takes_its_time() -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_all_have_a_forecast_or_say_why_not(name: str) -> None:
-    given: dict[str, Any] = {"clock": "wall", "compute": None}
+    given: dict[str, Any] = {"clock": "wall", "virtual": None}
     kind = STRATEGIES[name]
-    if kind.forecast is Strategy.forecast or name == "LocallyConnected":
+    if kind.forecast is Strategy.forecast or name == "SpatialParallel":
         with pytest.raises(InvalidInput, match=r"(\w+\W+){6}"):
             forecast(kind(), 4, **given)
         return

@@ -12,8 +12,8 @@ from sample_programs import FAST
 from test_programs_forecast import asked
 
 import labkit as lk
-from labkit.forecast.programs import play
-from labkit.forecast.steady_state import WRITTEN, Steady
+from labkit.forecast.programs import run_program
+from labkit.forecast.steady_state import COMPARED, SteadyStateDetector
 from labkit.forecast.worker_sampling import Crowd
 
 NEVER = ((0, 999_999, 1.0),)  # a gradient that is late, but in no step that is played
@@ -30,17 +30,17 @@ SYNCHRONOUS = (
     lk.ParameterServer(1),
     lk.ParameterServer(3, placement="greedy"),
     lk.ParameterServer(2, colocated=True, placement="sharded"),
-    lk.ParameterServer(1, backups=1),
+    lk.ParameterServer(1, backup_workers=1),
     lk.StaleSynchronous(0),
     lk.ParameterAveraging(1),
     lk.ParameterAveraging(8),
-    lk.ParameterAveraging(4, outer="nesterov", state="average"),
-    lk.ParameterAveraging(9, fragments=3, delay=2),
+    lk.ParameterAveraging(4, outer_optimizer="nesterov", optimizer_state="average"),
+    lk.ParameterAveraging(9, fragments=3, overlap_steps=2),
     lk.ElasticAveraging(center="allreduce", alpha=0.01, period=3),
     lk.Gossip(),
     lk.Gossip("exponential"),
     lk.Codistillation(2),
-    lk.ScheduledBlocks("round_robin"),
+    lk.BlockCoordinateDescent("round_robin"),
 )
 
 
@@ -55,9 +55,16 @@ SYNCHRONOUS = (
 def test_what_is_left_out_changes_nothing(
     strategy: Any, workers: int, network: Any, slow: Any, compute: Any
 ) -> None:
-    fields = {"slow": slow, "compute": compute}
+    virtual = {"compute_time": compute}
     quick, whole = (
-        strategy.forecast(replace(asked(strategy, workers, later=late, **fields), network=network))
+        strategy.forecast(
+            replace(
+                asked(
+                    strategy, workers, stragglers=slow, virtual=virtual | {"message_delays": late}
+                ),
+                network=network,
+            )
+        )
         for late in ((), NEVER)
     )
     for name in ("parts", "nbytes", "memory", "more"):
@@ -80,55 +87,67 @@ def test_what_is_left_out_changes_nothing(
 def test_few_steps_are_played_where_all_are_alike(
     strategy: Any, cycle: int, steps: int, workers: int
 ) -> None:
-    found = play(asked(strategy, workers), cycle, Crowd(strategy, workers))
+    found = run_program(asked(strategy, workers), cycle, Crowd(strategy, workers))
     assert max(row["step"] for _, row in found.rows) == steps - 1
 
 
 @pytest.mark.parametrize(
     ("strategy", "fields"),
     [
-        (lk.ParameterServer(1), {"compute": lk.ComputeTime(0.1, law="exponential")}),
-        (lk.ParameterServer(1), {"compute": lk.ComputeTime(values=(0.1, 0.1, 0.1, 0.3))}),
-        (lk.ParameterServer(1), {"slow": {1: lk.Slowdown(compute=2.0, law="uniform")}}),
-        (lk.ParameterServer(1), {"slow": {1: lk.Slowdown(pause=(1.0, 2.0))}}),
-        (lk.ParameterServer(1), {"later": ((0, 20, 1.0),)}),
+        (
+            lk.ParameterServer(1),
+            {"virtual": {"compute_time": lk.ComputeTime(0.1, distribution="exponential")}},
+        ),
+        (
+            lk.ParameterServer(1),
+            {"virtual": {"compute_time": lk.ComputeTime(trace=(0.1, 0.1, 0.1, 0.3))}},
+        ),
+        (
+            lk.ParameterServer(1),
+            {"stragglers": {1: lk.Slowdown(compute=2.0, distribution="uniform")}},
+        ),
+        (lk.ParameterServer(1), {"stragglers": {1: lk.Slowdown(pause=(1.0, 2.0))}}),
+        (
+            lk.ParameterServer(1),
+            {"virtual": {"compute_time": 0.1, "message_delays": ((0, 20, 1.0),)}},
+        ),
         (lk.ParameterServer(1, synchronous=False), {}),
         (lk.SoftSync(2), {}),
         (lk.ElasticAveraging(period=1), {}),
         (lk.Gossip("random_pairs"), {}),
         (lk.Gossip(), {"steps": 5}),  # of an epoch, at whose end all agree
-        (lk.ScheduledBlocks(), {}),
+        (lk.BlockCoordinateDescent(), {}),
     ],
     ids=repr,
 )
 def test_what_varies_is_played_to_its_end(strategy: Any, fields: dict[str, Any]) -> None:
     own = asked(strategy, 4, **fields)
-    found = play(own, 1, Crowd(strategy, 4))
-    assert len(found.of_batches) == 30
+    found = run_program(own, 1, Crowd(strategy, 4))
+    assert len(found.batch_seconds) == 30
 
 
 @pytest.mark.parametrize("by_chance", [{"jitter": 1e-3}, {"sharing": "fifo"}], ids=repr)
 def test_chance_on_a_network_is_played_to_its_end(by_chance: dict[str, Any]) -> None:
     strategy = lk.ParameterServer(1)
     own = replace(asked(strategy, 4), network=FAST.model_copy(update=by_chance))
-    found = play(own, 1, Crowd(strategy, 4))
-    assert len(found.of_batches) == 30
+    found = run_program(own, 1, Crowd(strategy, 4))
+    assert len(found.batch_seconds) == 30
 
 
 def rows(*steps: tuple[int, float, float]) -> list[tuple[float, dict[str, float]]]:
     """Steps of a rank, until when, and for how long (s)."""
-    about = dict.fromkeys(WRITTEN, 0.0)
+    about = dict.fromkeys(COMPARED, 0.0)
     return [(end, {**about, "rank": rank, "seconds": seconds}) for rank, end, seconds in steps]
 
 
 def test_two_cycles_are_alike_where_all_last_as_long_and_nobody_is_a_cycle_ahead() -> None:
     together = rows((0, 1.0, 1.0), (1, 1.5, 1.5), (0, 2.0, 1.0), (1, 2.5, 1.0), (0, 3.0, 1.0))
-    steady = Steady(2, 1, 9)
+    steady = SteadyStateDetector(2, 1, 9)
     assert not steady.reached(together[:4])  # the first step of one was longer
     assert not steady.reached(together)  # one has not ended its third
     assert steady.reached([*together, *rows((1, 3.5, 1.0))])
     apart = rows((0, 1.0, 1.0), (1, 2.0, 2.0), (0, 2.0, 1.0), (1, 4.0, 2.0))
-    assert not Steady(2, 1, 9).reached(apart)  # each goes on at its own pace
+    assert not SteadyStateDetector(2, 1, 9).reached(apart)  # each goes on at its own pace
     ahead = rows((0, 1.0, 1.0), (0, 2.0, 1.0), (1, 3.5, 1.0), (1, 4.5, 1.0))
-    assert not Steady(2, 1, 9).reached(ahead)
-    assert not Steady(2, 1, 2).reached([*together, *rows((1, 3.5, 1.0))])  # too late
+    assert not SteadyStateDetector(2, 1, 9).reached(ahead)
+    assert not SteadyStateDetector(2, 1, 2).reached([*together, *rows((1, 3.5, 1.0))])  # too late

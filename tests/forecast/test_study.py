@@ -23,7 +23,7 @@ SPARED = lk.ParameterAveraging(period=8)
 def test_workers_until_is_the_last_number_before_efficiency_falls() -> None:
     last = STUDY.workers_until(0.5)
     assert last is not None
-    assert STUDY.at(last).weak >= 0.5 > STUDY.at(last + 1).weak
+    assert STUDY.at(last).weak_efficiency >= 0.5 > STUDY.at(last + 1).weak_efficiency
     assert STUDY.workers_until(0.0) is None
     assert STUDY.workers_until(1.0) == 1
 
@@ -64,7 +64,7 @@ def test_weak_keeps_rows_and_strong_divides_them() -> None:
     assert STUDY.at(8).rows == 8 * STUDY.experiment.batch_size
     strong = Study(experiment(strategy=RING, workers=1), calibration(), LINK, weak=False)
     assert strong.at(8).rows == STUDY.experiment.batch_size
-    assert strong.efficiency(strong.at(8)) == strong.at(8).strong
+    assert strong.efficiency(strong.at(8)) == strong.at(8).strong_efficiency
 
 
 def test_the_fewest_servers_that_are_nearly_the_fastest_are_enough() -> None:

@@ -7,8 +7,8 @@ from sample_calibrations import calibration, exactly, experiment
 
 import labkit as lk
 from labkit.compression import Float16
-from labkit.forecast import Calibration, Forecast, Source, WayCost, model_of
-from labkit.forecast.residual_correction import on_line
+from labkit.forecast import Calibration, Forecast, Provenance, WayCost, model_of
+from labkit.forecast.residual_correction import interpolate_points
 from labkit.network import Network
 
 FAST, BETWEEN, SLOW, SLOWER = (
@@ -31,7 +31,7 @@ def at(
 
 
 def more(found: Forecast) -> float:
-    return MORE + SHARE * found.taken.parts.get("wire", 0.0)
+    return MORE + SHARE * found.step.parts.get("wire", 0.0)
 
 
 def way(network: Network | None, rows: int = 32, *runs: float, strategy=RING) -> WayCost:
@@ -52,7 +52,7 @@ def knowing(*ways: WayCost) -> Calibration:
     return PARTS.model_copy(update={"ways": ways})
 
 
-def whole(found: Forecast) -> Source:
+def whole(found: Forecast) -> Provenance:
     return found.sources[-1]
 
 
@@ -61,7 +61,7 @@ def test_what_lies_on_a_line_over_the_network_is_exact() -> None:
     for network in (FAST, BETWEEN, SLOW):
         parts, found = at(network), at(network, known)
         assert found.seconds == pytest.approx(parts.seconds + more(parts), rel=1e-9)
-        assert found.seconds == pytest.approx(sum(found.taken.parts.values()))
+        assert found.seconds == pytest.approx(sum(found.step.parts.values()))
         assert whole(found).how == "measured, on 1e+07 and 1e+08 with 32 rows (2 runs)"
 
 
@@ -77,7 +77,7 @@ def test_where_nothing_is_known_parts_are_the_forecast() -> None:
     other = way(FAST, strategy=lk.AllReduce(algorithm="tree"))
     parts, found = at(BETWEEN), at(BETWEEN, knowing(other))
     assert (found.seconds, found.interval) == (parts.seconds, parts.interval)
-    assert whole(found).how == "the sum of its parts: no whole step was measured"
+    assert whole(found).how == "the sum of its parts: whole steps were not measured"
     known = knowing(way(FAST), way(SLOW))
     apart, here = (experiment(workers=2).forecast(2, BETWEEN, each) for each in (PARTS, known))
     assert apart.seconds == here.seconds
@@ -88,7 +88,7 @@ def test_another_compressor_is_the_nearest_neighbour() -> None:
     lossy = RING.model_copy(update={"compressor": Float16()})
     parts, found = (at(BETWEEN, each, lossy) for each in (PARTS, knowing(way(BETWEEN))))
     assert found.seconds == pytest.approx(parts.seconds + more(at(BETWEEN, rows=32)))
-    assert whole(found).how.startswith("that of the same way with another compressor, on 3e+07")
+    assert whole(found).how.startswith("measured with another compressor, on 3e+07")
     own = knowing(way(BETWEEN), way(BETWEEN, strategy=lossy))
     assert whole(at(BETWEEN, own, lossy)).how.startswith("measured, on 3e+07")
 
@@ -103,8 +103,8 @@ def test_one_rank_is_on_a_line_between_batches() -> None:
     known = knowing(way(None, 16), way(None, 48))
     parts, found = at(None, rows=24), at(None, known, rows=24)
     assert found.seconds == pytest.approx(parts.seconds + MORE)
-    assert found.strong == pytest.approx(1)
-    assert whole(found).how == "measured alone, on a line between batches (2 runs)"
+    assert found.strong_efficiency == pytest.approx(1)
+    assert whole(found).how == "measured with one rank, by interpolation (2 runs)"
     two = at(FAST, known)
     assert two.alone == pytest.approx(at(FAST).alone + MORE)
 
@@ -129,7 +129,7 @@ def test_the_interval_grows_with_what_runs_differ_by() -> None:
 def test_efficiency_has_what_one_rank_takes_more_on_both_sides(strategy: lk.Strategy) -> None:
     def strong(workers: int, known: Calibration) -> float:
         own = experiment(workers=workers, strategy=strategy, batch_size=64)
-        return own.forecast(workers, FAST, known).strong
+        return own.forecast(workers, FAST, known).strong_efficiency
 
     known = knowing(*(way(None, rows, 1.0, 1.0) for rows in (16, 32, 64)))
     for workers in (2, 3):
@@ -159,4 +159,4 @@ def test_a_whole_step_hides_reading_and_is_no_shorter_than_it(more: float) -> No
     ],
 )
 def test_a_line_goes_on_by_half_of_its_length(points, at, found) -> None:
-    assert on_line(points, at) == pytest.approx(found)
+    assert interpolate_points(points, at) == pytest.approx(found)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.frameworks import environments
-from labkit.frameworks.environments import MARK, PEERS, SET_UP, Found, find, setup
+from labkit.frameworks.environments import MARKER_FILE, PEERS, SET_UP, Installation, find, setup
 from labkit.frameworks.versions import versions
 
 
@@ -30,7 +30,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def peers(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["peers", *arguments])
+    return CliRunner().invoke(app, ["frameworks", *arguments])
 
 
 @pytest.mark.parametrize("name", SET_UP)
@@ -41,23 +41,23 @@ def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
     said = find(name)
     assert isinstance(said, str)
     assert f"{PEERS[name].module} is not installed" in said
-    assert f"{variable} is not set: labkit peers setup {name}" in said
+    assert f"{variable} is not set: labkit frameworks setup {name}" in said
     monkeypatch.setenv(variable, sys.executable + "-not-there")
     monkeypatch.setattr(environments, "_versions", lambda python, kind: "")
     assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))
     listed = peers("list")
     assert listed.exit_code == 0
-    assert f"labkit peers setup {name}" in listed.stdout
+    assert f"labkit frameworks setup {name}" in listed.stdout
 
 
 def test_what_was_set_up_is_found_where_it_is(nothing_installed: Path) -> None:
     folder = nothing_installed / "ddp"
     folder.mkdir(parents=True)
     assert isinstance(find("ddp"), str)  # it is not complete
-    (folder / MARK).write_text(json.dumps({"name": "ddp", "version": "9.8"}))
-    assert find("ddp") == Found("ddp", str(folder / "bin" / "python"), "9.8")
+    (folder / MARKER_FILE).write_text(json.dumps({"name": "ddp", "version": "9.8"}))
+    assert find("ddp") == Installation("ddp", str(folder / "bin" / "python"), "9.8")
     # They share an environment.
-    assert find("fsdp") == Found("fsdp", str(folder / "bin" / "python"), "9.8")
+    assert find("fsdp") == Installation("fsdp", str(folder / "bin" / "python"), "9.8")
     assert f"ddp: 9.8 {folder}/bin/python" in peers("list").stdout.replace("\n", " ")
 
 
@@ -77,12 +77,14 @@ def test_programs_that_are_missing_are_named_before_anything_is_made(
     monkeypatch.setenv("PATH", str(tmp_path))
     done = peers("setup", "horovod")
     assert done.exit_code == 2
-    assert f"horovod wants {missing}, which is not on PATH; install" in done.stderr
+    assert f"horovod needs {missing}, not found on PATH; install" in done.stderr
     assert not (tmp_path / "peers").exists()
 
 
 def test_what_is_of_labkits_own_environment_is_not_set_up() -> None:
-    with pytest.raises(InvalidInput, match=r"'multi_worker_mirrored' is not set up.*ddp, fsdp"):
+    with pytest.raises(
+        InvalidInput, match=r"cannot install peer='multi_worker_mirrored'.*ddp, fsdp"
+    ):
         setup("multi_worker_mirrored")
     assert peers("setup", "gossip").exit_code == 2
 
@@ -100,7 +102,7 @@ def test_each_command_is_said_and_only_what_is_complete_is_found(
     program(places / "uv", f'test "$1" = pip && exit 0; {makes}')
     said: list[str] = []
     found = setup("ddp", said.append)
-    assert found == find("ddp") == Found("ddp", found.python, "9.8")
+    assert found == find("ddp") == Installation("ddp", found.python, "9.8")
     made, installed = said
     assert made.startswith(f"$ uv venv --clear --python {sys.executable} ")
     assert installed.startswith(f"$ uv pip install --python {found.python} torch==")
@@ -119,7 +121,7 @@ def program(path: Path, body: str) -> None:
 def test_another_python_may_have_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program(tmp_path / "python", "echo torch 9.8")  # it finds every module
     monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(tmp_path / "python"))
-    assert find("ddp") == Found("ddp", str(tmp_path / "python"), "torch 9.8")
+    assert find("ddp") == Installation("ddp", str(tmp_path / "python"), "torch 9.8")
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_what_is_installed_here_has_the_version_of_its_package(
     monkeypatch: pytest.MonkeyPatch, packages: Path
 ) -> None:
     monkeypatch.setattr(environments, "versions", versions)
-    assert find("ddp") == Found("ddp", sys.executable, "torch 9.8")
+    assert find("ddp") == Installation("ddp", sys.executable, "torch 9.8")
     assert isinstance(find("horovod"), str)  # a folder of that name is no package
     assert versions(["torch", "numpy"]) == f"torch 9.8, numpy {np.__version__}"
     assert versions(["torch", "horovod"]) == versions(["torch", "not_there"]) == ""
@@ -155,11 +157,11 @@ def test_an_upgrade_is_seen_in_another_python(
     python = tmp_path / "python"
     program(python, f'PYTHONPATH={packages} exec {sys.executable} "$@"')
     monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(python))
-    assert find("ddp") == Found("ddp", str(python), "torch 9.8")
+    assert find("ddp") == Installation("ddp", str(python), "torch 9.8")
     (packages / "torch-9.8.dist-info").rename(packages / "torch-9.9.dist-info")
     metadata = packages / "torch-9.9.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("9.8", "9.9"))
-    assert find("ddp") == Found("ddp", str(python), "torch 9.9")
+    assert find("ddp") == Installation("ddp", str(python), "torch 9.9")
 
 
 def test_keras_on_jax_is_the_one_that_labkit_has() -> None:

@@ -11,7 +11,7 @@ import pytest
 from labkit import LabkitError
 from labkit.common.machine import TRUSTED
 from labkit.frameworks.private_network import isolate, private_network
-from labkit.frameworks.tcp_counters import book, connections
+from labkit.frameworks.tcp_counters import connections, open_socket
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has namespaces")
 SERVER = """
@@ -46,7 +46,7 @@ def test_who_is_inside_meets_and_who_is_outside_reaches_nobody() -> None:
             assert client.stdout is not None
             assert client.stdout.readline() == "321\n"
             # The kernel counts what they send, and tells it outside.
-            sent = {end.port: end.sent for end in connections(book(words))}
+            sent = {end.port: end.sent for end in connections(open_socket(words))}
             assert 321 <= sent[int(port)] <= 322  # the handshake counts one
             client.communicate("\n")
         server.communicate("\n")

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.communicator import alone
+from labkit.communicator import single_rank
 from labkit.frameworks.child import Child
-from labkit.frameworks.tcp_counters import Wires
+from labkit.frameworks.tcp_counters import ByteCounters
 from labkit.frameworks.tf_config import on_hosts, on_this_host
 
 
@@ -63,9 +63,9 @@ def test_a_server_inside_a_worker_has_no_process_of_its_own() -> None:
     assert [*found][1:] == [
         *("a: worker 0 and ps 0", "a: worker 1", "b: worker 2 and ps 1", "b: worker 3"),
     ]
-    with pytest.raises(InvalidInput, match="servers=2 do not fit inside workers=1"):
+    with pytest.raises(InvalidInput, match="servers=2 do not fit into workers=1"):
         on_hosts(["a"], servers=2, inside=True)
-    with pytest.raises(InvalidInput, match="hosts a are named twice"):
+    with pytest.raises(InvalidInput, match="hosts a are given twice"):
         on_hosts(["a", "b", "a"])
 
 
@@ -96,16 +96,16 @@ def test_bytes_are_those_of_the_connections_between_tasks() -> None:
                 while got < 54_321:
                     got += len(here.recv(1 << 16))
                 here.sendall(bytes(7))
-                wires = Wires({"child": child, "parent": os.getpid()})
-                assert 54_321 <= wires.look(["child"]) <= 54_322  # the handshake counts one
+                wires = ByteCounters({"child": child, "parent": os.getpid()})
+                assert 54_321 <= wires.read(["child"]) <= 54_322  # the handshake counts one
         finally:
             os.write(write, b"x")
             os.waitpid(child, 0)
     row = wires.matrix(["child"])
-    assert row == {"child": {"child": 0, "parent": wires.look(["child"])}}
-    assert wires.look(["nobody"]) == 0
-    wires.forget()
-    assert wires.look(["child"]) == 0
+    assert row == {"child": {"child": 0, "parent": wires.read(["child"])}}
+    assert wires.read(["nobody"]) == 0
+    wires.reset()
+    assert wires.read(["child"]) == 0
 
 
 SAMPLE = """
@@ -127,7 +127,7 @@ def test_a_child_answers_and_its_errors_are_raised_where_they_were_asked_for(
 ) -> None:
     Path("sample_child.py").write_text(SAMPLE)
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # a child looks for no module where it stands
-    communicator = alone()
+    communicator = single_rank()
     child = Child("sample_child", "sample 0", 20, communicator, 1)
     try:
         assert child.answer() is None
@@ -149,9 +149,9 @@ def test_outside_of_a_job_of_slurms_there_are_no_hosts_to_ask_for(
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     for words, said in (
-        (["--slurm"], "belongs in a job of Slurm's, and this is none"),
-        (["--slurm", "a"], "give hosts, or --slurm, and not both"),
-        ([], "give hosts, or --slurm"),
+        (["--slurm"], "works in a Slurm job only"),
+        (["--slurm", "a"], "give either hosts or --slurm"),
+        ([], "give either hosts or --slurm"),
     ):
         refused = CliRunner().invoke(app, ["tf-config", *words])
         assert (refused.exit_code, said in refused.output) == (2, True), refused.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.gallery.claims import LAWS, broken
+from labkit.gallery.claims import RULES, contradictions
 
 # A sentence as readings make it, and what of it makes it false.
 PLANTED = [
@@ -13,8 +13,9 @@ PLANTED = [
         ("3,263", "3,363"),
     ),
     (
-        "- **w 2** against w 1: 0.49x the samples a second (spread 0.27 to 0.63); efficiency 24%: "
-        "it costs more than it brings.",
+        "- **w 2** against w 1: 0.49x the samples per second (spread 0.27 to 0.63); efficiency "
+        "24%: "
+        "it does not pay.",
         ("0.49x", "0.69x"),
     ),
     ("- **a** against b: 1.40x the speed (spread 1.20 to 1.60): it pays.", ("1.20", "0.90")),
@@ -24,7 +25,7 @@ PLANTED = [
     ),
     (
         "- **a** against b: 0.96x the speed (spread 0.68 to 1.31): no difference beyond the spread "
-        "of the steps, it does not pay.",
+        "of the steps.",
         ("0.68", "1.10"),
     ),
     (
@@ -35,7 +36,7 @@ PLANTED = [
         "- **int8**: 1.20x the original's inference time (repeats 1.15 to 1.25): slower.",
         ("slower", "faster"),
     ),
-    ("- In speed 3 of 6 did not pay.", ("3 of 6", "7 of 6")),
+    ("- No speed-up in 3 of 6 comparisons.", ("3 of 6", "7 of 6")),
     ("- **ring**: 59.4 ms, 1.91 times the fastest.", ("1.91", "0.91")),
     (
         "- The shortest step here is that of **overlap** (9.5 ms), the longest that of "
@@ -53,28 +54,28 @@ PLANTED = [
         ("1.39", "1.09"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): it came: 2 servers serve 900 samples/s, "
+        "- **More servers move the cliff** (4 workers): reproduced: 2 servers serve 900 samples/s, "
         "1 server 600: 1.50 ×.",
-        ("it came", "it did **not** come"),
+        ("reproduced", "**not** reproduced"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): it did **not** come: 2 servers serve 500 "
+        "- **More servers move the cliff** (4 workers): **not** reproduced: 2 servers serve 500 "
         "samples/s, 1 server 600: 0.83 ×.",
-        ("it did **not** come", "it came"),
+        ("**not** reproduced", "reproduced"),
     ),
     (
-        "- **A backup worker shortens the step** (Chen 2016), 4 workers: it came: with 1 backup a "
-        "step takes 30 ms, without 60 ms: 0.50 ×; samples/s that count 3 against 2.",
-        ("it came", "it did **not** come"),
+        "- **A backup worker shortens the step** (Chen 2016), 4 workers: reproduced: with 1 backup "
+        "a step takes 30 ms, without 60 ms: 0.50 ×; effective samples/s 3 against 2.",
+        ("reproduced", "**not** reproduced"),
     ),
     (
-        "- **A backup worker shortens the step** (Chen 2016), 4 workers: it did **not** come: with "
-        "1 backup a step takes 60 ms, without 30 ms: 2.00 ×; samples/s that count 3 against 2.",
-        ("it did **not** come", "it came"),
+        "- **A backup worker shortens the step** (Chen 2016), 4 workers: **not** reproduced: with "
+        "1 backup a step takes 60 ms, without 30 ms: 2.00 ×; effective samples/s 3 against 2.",
+        ("**not** reproduced", "reproduced"),
     ),
     (
-        "- **AllReduce**: the fullest rank keeps 71.7 MiB, a step takes 215 ms.\n"
-        "- **Pipeline**: the fullest rank keeps 900 KiB, a step takes 1.2 s.\n"
+        "- **AllReduce**: the rank with the most memory keeps 71.7 MiB, a step takes 215 ms.\n"
+        "- **Pipeline**: the rank with the most memory keeps 900 KiB, a step takes 1.2 s.\n"
         "- Least memory on a rank: **Pipeline**; shortest step: **AllReduce**.",
         ("shortest step: **AllReduce**", "shortest step: **Pipeline**"),
     ),
@@ -86,12 +87,12 @@ PLANTED = [
 def test_a_true_sentence_stands_and_a_false_one_is_found(
     true: str, planted: tuple[str, str]
 ) -> None:
-    assert list(broken(true)) == []
+    assert list(contradictions(true)) == []
     false = true.replace(*planted)
     assert false != true
-    assert list(broken(false)), false
+    assert list(contradictions(false)), false
 
 
 def test_no_law_is_without_a_sentence_that_it_holds() -> None:
     text = "\n".join(true for true, _ in PLANTED)
-    assert [law.words for law in LAWS if not law.form.search(text)] == []
+    assert [rule.words for rule in RULES if not rule.form.search(text)] == []

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 import pytest
 from sample_runs import write_run
 
-from labkit.gallery.check import check
+from labkit.gallery.check import check_notebook
 from labkit.gallery.evidence import numbers
-from labkit.gallery.execution import GallerySpec
+from labkit.gallery.notebook_runs import GallerySpec
 from labkit.records.run import Run
 
 TABLE = pd.DataFrame(
@@ -56,10 +56,10 @@ def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[Ga
 
 
 def test_true_sentences_stand(tmp_path: Path) -> None:
-    verdict = check(*job(tmp_path, TRUE))
+    verdict = check_notebook(*job(tmp_path, TRUE))
     assert verdict.faults == ()
-    assert (verdict.sentences, verdict.held) == (1, 5)
-    assert str(verdict).startswith("1 sentence, 5 numbers; of false ones in their places ")
+    assert (verdict.sentences, verdict.number_count) == (1, 5)
+    assert str(verdict).startswith("1 sentence, 5 numbers; the check detects ")
 
 
 @pytest.mark.parametrize(
@@ -72,31 +72,31 @@ def test_true_sentences_stand(tmp_path: Path) -> None:
     ],
 )
 def test_a_planted_false_number_is_found(tmp_path: Path, true: str, false: str) -> None:
-    verdict = check(*job(tmp_path, TRUE.replace(true, false)))
-    assert [fault.split(" stands in no")[0] for fault in verdict.faults] == [repr(false)]
+    verdict = check_notebook(*job(tmp_path, TRUE.replace(true, false)))
+    assert [fault.split(" is in no")[0] for fault in verdict.faults] == [repr(false)]
 
 
 def test_a_planted_false_conclusion_is_found(tmp_path: Path) -> None:
-    verdict = check(*job(tmp_path, "- **ring**: 12.5 ms; wins in 5 of 4 sizes."))
-    assert verdict.faults == ("'5 of 4': no more than there are",)
+    verdict = check_notebook(*job(tmp_path, "- **ring**: 12.5 ms; wins in 5 of 4 sizes."))
+    assert verdict.faults == ("'5 of 4': the part must not exceed the total",)
 
 
 def test_a_number_may_stand_in_a_figure_but_not_in_its_summary_alone(tmp_path: Path) -> None:
     figure = go.Figure(go.Bar(x=["ring"], y=[7.25], hovertext=["waits 3.5 ms"]))
     figure.update_layout(yaxis_title="time, ms", meta={"alt": "ring gains 8.75 ms"})
     said = "- **ring** takes 7.25 ms and waits 3.5 ms; it gains 8.75 ms."
-    [fault] = check(*job(tmp_path, said, figure)).faults
+    [fault] = check_notebook(*job(tmp_path, said, figure)).faults
     assert fault.startswith("'8.75 ms'")
 
 
 def test_a_number_may_stand_in_the_record_of_a_run(tmp_path: Path) -> None:
     asked, path = job(tmp_path, "- **ring**: test loss 0.125; 0.8125 of the answers right.")
-    assert len(check(asked, path).faults) == 2
+    assert len(check_notebook(asked, path).faults) == 2
     run: Run = write_run(path / "run")
     record = json.loads((run.path / "metrics.json").read_text())
     record |= {"test_loss": 0.125, "test_accuracy": 0.8125}
     (run.path / "metrics.json").write_text(json.dumps(record))
-    assert check(asked, path).faults == ()
+    assert check_notebook(asked, path).faults == ()
 
 
 def test_a_table_of_columns_of_columns_is_read(tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_a_table_of_columns_of_columns_is_read(tmp_path: Path) -> None:
     shown = json.dumps(TABLE.to_html())
     assert shown in text
     (path / "output.ipynb").write_text(text.replace(shown, json.dumps(wide.to_html())))
-    assert check(asked, path).faults == ()
+    assert check_notebook(asked, path).faults == ()

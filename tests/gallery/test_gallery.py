@@ -82,7 +82,7 @@ def test_what_failed_is_shown_as_failed_with_its_page(site: Path) -> None:
 def test_what_has_completed_is_kept_and_others_stay_in_the_index(site: Path) -> None:
     before = (site / "site" / "index.html").read_text()
     result = gallery(site, "--only", "doubles")
-    assert (result.exit_code, result.stderr) == (0, "doubles: kept\n")
+    assert (result.exit_code, result.stderr) == (0, "doubles: already completed\n")
     assert len(list((site / "site" / "runs" / "doubles").iterdir())) == 1
     assert (site / "site" / "index.html").read_text() == before
 
@@ -104,7 +104,7 @@ def test_check_holds_each_set_of_values_and_finds_a_false_sentence(site: Path) -
     result = gallery(site, "--check", "--only", "lies", "-j", "2")
     assert result.exit_code == 1
     assert "lies (n=2): 1 sentence, 2 numbers" in result.stdout
-    assert "'4.0' stands in no table, figure or record of the run" in result.stdout
+    assert "'4.0' is in no table, figure or record of the run" in result.stdout
     assert result.stdout.endswith("2 runs, 1 with a fault\n")
     again = gallery(site, "--only", "fails")  # which is not kept, as it has not completed
     assert (again.exit_code, again.stderr.splitlines()[0]) == (1, "fails: running")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.gallery.check import small_values
-from labkit.gallery.static_text import measured, outdated
+from labkit.gallery.check import check_specs
+from labkit.gallery.static_text import measured_numbers, outdated_defaults
 from labkit.jobs import cells
-from labkit.jobs.cells import Cell
-from labkit.jobs.parameters import check, declared, known_values
+from labkit.jobs.cells import NotebookCell
+from labkit.jobs.parameters import declared, known_values, validate_values
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
@@ -18,14 +18,14 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_says_nothing_beforehand_that_a_run_may_deny(notebook: Path) -> None:
     written = cells.read(notebook)
-    assert list(measured(written)) == []
-    sets = small_values([notebook])
+    assert list(measured_numbers(written)) == []
+    sets = check_specs([notebook])
     assert len(sets) == 2
     assert sets[0].values != sets[1].values or not sets[0].values
     defaults = known_values({name: p.default for name, p in declared(notebook).items()})
     for each in sets:
-        check(notebook, each.values)
-        assert list(outdated(written, defaults, each.values)) == []
+        validate_values(notebook, each.values)
+        assert list(outdated_defaults(written, defaults, each.values)) == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_notebook_says_nothing_beforehand_that_a_run_may_deny(notebook: Path) 
     ],
 )
 def test_a_measured_number_in_a_notebook_itself_is_found(kind: str, text: str) -> None:
-    assert len(list(measured([Cell(kind, text, [])]))) >= 1
+    assert len(list(measured_numbers([NotebookCell(kind, text, [])]))) >= 1
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_a_measured_number_in_a_notebook_itself_is_found(kind: str, text: str) -
     ],
 )
 def test_code_sources_and_counts_are_no_measurements(text: str) -> None:
-    assert list(measured([Cell("markdown", text, [])])) == []
+    assert list(measured_numbers([NotebookCell("markdown", text, [])])) == []
 
 
 def test_a_default_in_prose_is_found_where_a_run_changes_it() -> None:
-    written = [Cell("markdown", "1. One process plays up to 16 workers.", [])]
+    written = [NotebookCell("markdown", "1. One process plays up to 16 workers.", [])]
     defaults = {"played": [1, 4, 16], "network": "16GbE"}
-    assert list(outdated(written, defaults, {})) == []
-    [fault] = outdated(written, defaults, {"played": [1, 4], "network": "1GbE"})
-    assert fault.startswith("16 is the default of played, here [1, 4]")
+    assert list(outdated_defaults(written, defaults, {})) == []
+    [fault] = outdated_defaults(written, defaults, {"played": [1, 4], "network": "1GbE"})
+    assert fault.startswith("16 is the default of played, which is [1, 4] in this run")

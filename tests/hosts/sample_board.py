@@ -47,24 +47,24 @@ def stops(communicator: Communicator) -> list[int]:
         last = at + size if by_end else at + 1
         while True:
             add(communicator)
-            if board.ends_with(step) if by_end else board.asked_to_stop(step):
+            if board.has_ended(step) if by_end else board.is_stop_requested(step):
                 break
             if step == at and rank == asks:
-                (board.end_after if by_end else board.stop_after)(last)
+                (board.announce_end if by_end else board.request_stop)(last)
             step += 1
         wrong.append(step - last)
         step += 1
-        communicator.meet("the next one")
+        communicator.barrier("the next one")
         if rank == asks:
-            (board.end_after if by_end else board.stop_after)(NEVER)
-        communicator.meet("forgotten")
+            (board.announce_end if by_end else board.request_stop)(NEVER)
+        communicator.barrier("forgotten")
     return [each for each in wrong if each]
 
 
 def through_an_outage(pair: Communicator) -> str:
     """Take steps until one has lasted long, with the telling of it: the link may go down there."""
     longest, last = 0.0, time.monotonic()
-    while max(pair.everyone(longest, "the longest step")) < OUTAGE:
+    while max(pair.allgather_scalar(longest, "the longest step")) < OUTAGE:
         add(pair)
         now = time.monotonic()
         longest, last = max(longest, now - last), now
@@ -79,7 +79,7 @@ def different_calls(pair: Communicator) -> str:
 
 def sound() -> None:
     refused = error_of(lambda: world(network="100Mb"))
-    communicator = world(limit=LIMIT)
+    communicator = world(timeout=LIMIT)
     say(communicator, "network", refused)
     say(communicator, "stops", stops(communicator))
     lower = communicator.rank % 2 == 0
@@ -87,20 +87,20 @@ def sound() -> None:
     say(communicator, "ready", None)
     told = different_calls(pair) if lower else through_an_outage(pair)
     say(communicator, "mismatch" if lower else "outage", told)
-    communicator.meet("the last call of all")
+    communicator.barrier("the last call of all")
     start = time.monotonic()
     try:
-        communicator.meet("the failure")  # whose last look around may already find it
+        communicator.barrier("the failure")  # whose last look around may already find it
         start = time.monotonic()
         if communicator.rank < 3:
-            communicator.meet("what rank 3 does not come to")
+            communicator.barrier("what rank 3 does not come to")
         communicator.board.fail("ValueError: planted")
     except LabkitError as error:
         say(communicator, "failure", [str(error), time.monotonic() - start])
 
 
 def gone(place: str) -> None:
-    communicator = world(limit=LIMIT)
+    communicator = world(timeout=LIMIT)
     add(communicator)
     say(communicator, "ready", None)
     last = time.monotonic()
@@ -117,13 +117,13 @@ def gone(place: str) -> None:
 
 def bereft() -> None:
     """Rank 2, which carries the board of its host, is killed; the board goes on."""
-    communicator = world(limit=LIMIT)
+    communicator = world(timeout=LIMIT)
     add(communicator)
     if communicator.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     say(communicator, "death", error_of(lambda: [add(communicator) for _ in iter(int, 1)]))
     communicator.board.enter("the end")
-    while (missed := communicator.board.everyone("the end")).count("is in") > 1:
+    while (missed := communicator.board.describe_ranks("the end")).count("is in") > 1:
         time.sleep(0.01)
     say(communicator, "missed", missed)
 

@@ -45,10 +45,10 @@ def counts(communicator: Communicator) -> None:
     """Of each algorithm: what it says has left this host, beside what the link has counted."""
     buffer = communicator.allocate(LARGE)
     for algorithm in WHERE:
-        communicator.meet()
+        communicator.barrier()
         before, link = communicator.traffic.copy(), sent()
         communicator.allreduce(buffer, algorithm)
-        communicator.meet()
+        communicator.barrier()
         link, own = sent() - link, communicator.traffic.since(before).link_bytes
         here = communicator.board.ranks
         told = sum(communicator.allgather(own)[rank] for rank in here)

@@ -31,7 +31,7 @@ from labkit.hosts import Testbed
 from labkit.hosts.connection import login
 from labkit.hosts.queue import Queue
 from labkit.records import store
-from labkit.records.stream import FOLDER, Reader
+from labkit.records.stream import FOLDER, StreamReader
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +42,13 @@ HANG = 60.0  # seconds after which what must happen at once has not
 WAYS: dict[str, dict[str, Any]] = {
     "hosts": {"hosts": ["a:2", "b:2"]},
     "salloc": {"workers": 4, "nodes": 2},
-    "srun": {"workers": 4, "nodes": 2, "step": "srun"},
+    "srun": {"workers": 4, "nodes": 2, "launch_command": "srun"},
 }
 
-IN_TURN = WAYS["hosts"] | {"place": "node"}
+IN_TURN = WAYS["hosts"] | {"map_by": "node"}
 PAIR = {"workers": 2, "nodes": 2}
 SMALL: dict[str, Any] = {"hosts": ["a:1", "b:1"]}
-STEP = PAIR | {"step": "srun"}
+STEP = PAIR | {"launch_command": "srun"}
 APART = STEP | {"options": "--mpi=none"}
 
 
@@ -91,7 +91,7 @@ def has_folder(bed: Testbed, host: str) -> bool:
 def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)  # which all hosts see
     shapes = *WAYS.values(), IN_TURN, APART, PAIR, STEP, SMALL
-    own = [Start.asked(**more).name for more in shapes]
+    own = [Start.from_options(**more).name for more in shapes]
     yield
     # Other workers of these tests have clusters of their own, and other testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
@@ -111,7 +111,7 @@ def test_ranks_are_one_world_that_ends_with_its_keeper(bed: Testbed, way: str) -
 
 
 def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> None:
-    with pytest.raises(lk.LabkitError, match=r"2 ranks make 2 worlds of 1.*srun --mpi=list"):
+    with pytest.raises(lk.LabkitError, match=r"2 ranks form 2 worlds of 1.*srun --mpi=list"):
         lk.Cluster(**APART)
 
 
@@ -180,7 +180,7 @@ def die(communicator: Communicator) -> None:
 
     if communicator.rank == communicator.size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    communicator.meet("the end")
+    communicator.barrier("the end")
 
 
 def test_ranks_dealt_out_in_turn_are_used_from_another_machine_which_is_told_of_their_end(
@@ -218,7 +218,7 @@ def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
     module = f"from __future__ import annotations\n\nNUMBER = 6\n\n{inspect.getsource(where)}"
     (tmp_path / "beside_it.py").write_text(module)
     ring = lk.AllReduce(algorithm="ring")  # "auto" may choose otherwise the next time
-    experiment = lk.Experiment(model="linear", strategy=ring, workers=2, epochs=1, gate=False)
+    experiment = lk.Experiment(model="linear", strategy=ring, workers=2, epochs=1, verify=False)
     exact = ["rank", "step", "loss", "samples", "payload_bytes", "messages"]
 
     def times(communicator: Communicator) -> tuple[int, Path]:
@@ -247,7 +247,7 @@ def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
 
         endless = cluster.submit(experiment.replace(epochs=10_000))
         wait_for(lambda: len(endless.rows) > 0)
-        Reader(endless.directory / FOLDER).stop()  # as another process does
+        StreamReader(endless.directory / FOLDER).stop()  # as another process does
         assert endless.result().status["state"] == "interrupted"
     assert "signing" not in caplog.text
 
@@ -257,7 +257,7 @@ def test_a_notebook_goes_to_hosts_by_the_environment_and_is_told_who_dies_there(
 ) -> None:
     monkeypatch.setenv("LABKIT_LAUNCHER", "slurm")
     monkeypatch.setenv("LABKIT_NODES", "2")
-    with lk.Cluster(workers=2, step="srun") as cluster:
+    with lk.Cluster(workers=2, launch_command="srun") as cluster:
         assert cluster.call(where) == [(0, "a"), (1, "b")]
         with pytest.raises(RankError, match=r"b: tasks? .*1: Killed"):
             cluster.call(die)
@@ -267,7 +267,7 @@ def test_slurms_daemon_is_killed_and_the_job_goes_on(bed: Testbed) -> None:
     def go_on(communicator: Communicator) -> int:
         for _ in range(20):
             communicator.clock.sleep(0.1)
-            communicator.meet("a step")
+            communicator.barrier("a step")
         return communicator.rank
 
     with lk.testbed() as other:

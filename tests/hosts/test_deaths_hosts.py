@@ -20,6 +20,6 @@ Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(("call", "victims"), [("two_level", "0,3"), ("mpi", "2,1")])
 def test_those_that_live_go_on_over_both_hosts(mpirun: Mpirun, call: str, victims: str) -> None:
     command = [sys.executable, str(SCRIPT), call, victims, "0.4"]
-    done = mpirun(command, options=launcher.OUTLIVES, timeout=80)
+    done = mpirun(command, options=launcher.ULFM_OPTIONS, timeout=80)
     told = [line.split(",")[0] for line in done.stdout.splitlines()]
     assert told == [f"{call}: without {each}" for each in victims.split(",")], done.stderr

@@ -25,15 +25,15 @@ def get_lost(communicator: Communicator) -> None:
 
 
 def stop(communicator: Communicator) -> None:
-    communicator.meet("the start")
+    communicator.barrier("the start")
     if communicator.rank == 2:  # which tells other hosts of its own
         os.kill(os.getpid(), signal.SIGSTOP)
-    communicator.meet("the end")
+    communicator.barrier("the end")
 
 
 def test_each_rank_is_told_with_the_line_in_which_it_stands() -> None:
-    with lk.Cluster(hosts=["a:2", "b:2"], limit=8) as cluster:
-        with pytest.raises(RankError, match="rank 3 did not come: WaitTooLong") as caught:
+    with lk.Cluster(hosts=["a:2", "b:2"], timeout=8) as cluster:
+        with pytest.raises(RankError, match="rank 3 did not arrive: WaitTooLong") as caught:
             cluster.call(get_lost)
         assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
     text = str(caught.value)
@@ -53,5 +53,5 @@ def test_a_rank_that_is_stopped_is_told_from_a_host_that_is_gone() -> None:
             cluster.call(stop)
         assert caught.value.rank == 2
         text = str(caught.value)
-        assert "host b with rank 2, 3 has not been heard" in text
-        assert "but its host answers, and the process of rank 2 is there: it stands still" in text
+        assert "host b with rank 2, 3 has sent no status" in text
+        assert "but its host answers, and the process of rank 2 is alive: it is blocked" in text

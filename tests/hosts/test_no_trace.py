@@ -145,7 +145,7 @@ def test_a_command_leaves_hosts_running_until_it_ends_them(means: None, own_runt
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert labkit("status") == "no testbed is up; start one: labkit testbed up\n"
+    assert labkit("status") == "no testbed is running; start one: labkit testbed up\n"
     said = labkit("up", "--bandwidth", "100Mb", "--cores", "4")
     try:
         assert said == labkit("status")
@@ -155,12 +155,12 @@ def test_a_command_leaves_hosts_running_until_it_ends_them(means: None, own_runt
         again = CliRunner().invoke(app, ["testbed", "up"])
         assert (again.exit_code, again.stderr) == (
             1,
-            "labkit: a testbed is up already; end it first: labkit testbed down\n",
+            "labkit: a testbed is already running; stop it first: labkit testbed down\n",
         )
         login = [folder / "login", "srun", "-N2", "hostname"]
         ran = subprocess.run(login, capture_output=True, text=True, timeout=60)
         assert sorted(ran.stdout.split()) == ["a", "b"], ran.stderr
     finally:
-        assert labkit("down") == "the testbed has ended\n"
+        assert labkit("down") == "the testbed has stopped\n"
     wait_for_none(found)
-    assert labkit("down") == "no testbed is up\n"
+    assert labkit("down") == "no testbed is running\n"

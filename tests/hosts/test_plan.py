@@ -6,7 +6,7 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of
-from labkit.hosts.plan import Plan, addresses
+from labkit.hosts.plan import TestbedPlan, addresses
 from labkit.hosts.slurm import configuration
 
 
@@ -27,7 +27,7 @@ def test_what_no_testbed_can_be_is_refused_with_what_is_allowed(
     given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        Plan(**given)  # type: ignore[arg-type]
+        TestbedPlan(**given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_rate_is_read_with_and_without_its_second(rate: str, bits: int) -> Non
 
 
 def test_each_host_has_a_name_and_an_address_of_its_own() -> None:
-    plan = Plan(nodes=3)
+    plan = TestbedPlan(nodes=3)
     assert addresses(plan, 7) == {
         "a": "198.18.7.1",
         "b": "198.18.7.2",
@@ -49,7 +49,7 @@ def test_each_host_has_a_name_and_an_address_of_its_own() -> None:
 
 
 def test_slurm_is_told_of_each_node_where_it_is_and_how_many_cpus_it_has() -> None:
-    plan = Plan(nodes=2, cores=3)
+    plan = TestbedPlan(nodes=2, cores=3)
     lines = configuration(plan, addresses(plan, 0)).splitlines()
     assert "SlurmctldHost=control(198.18.0.253)" in lines
     assert [line for line in lines if line.startswith("NodeName")] == [

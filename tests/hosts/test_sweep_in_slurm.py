@@ -114,7 +114,7 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     # The record says that Slurm runs it. Ctrl-C lets Slurm end it, and says by whom.
     followed = start(bed, "sweep", SWEEP, "--resume")
     assert followed.stdout is not None
-    assert "2 members in Slurm's queue already\n" in followed.stdout
+    assert "2 members already in Slurm's queue\n" in followed.stdout
     os.kill(manifest.read(SWEEP)["pid"], signal.SIGINT)
     said, _ = followed.communicate(timeout=PATIENCE)
     assert (followed.returncode, len(begun())) == (130, 6), said
@@ -137,7 +137,7 @@ def test_what_a_killed_submission_holds_is_submitted_anew(bed: Testbed, shared: 
     again = start(bed, *command, "--resume")
     said, _ = again.communicate(timeout=PATIENCE)
     assert (again.returncode, states()) == (0, ["completed", "completed"]), said
-    assert "2 elements cancelled: held since a submission ended" in said
+    assert "2 elements cancelled: held since an interrupted submission" in said
     assert bed.login(["squeue", "--noheader", f"--jobs={array}"]).stdout == ""
 
 

@@ -38,4 +38,4 @@ def test_each_task_of_a_step_takes_what_is_its_own(bed: Testbed) -> None:
     assert len(found) == 6
     few = ["srun", "-N2", "--ntasks-per-node=1", str(labkit), "tf-config", "--slurm"]
     wrong = bed.login([*few, "--workers", "2"], cwd=ROOT, timeout=60)
-    assert "srun started 2 tasks, and TF_CONFIG is asked for 4, 2 of them on" in wrong.stderr
+    assert "srun started 2 tasks, but TF_CONFIG has 4 processes, 2 of them on" in wrong.stderr

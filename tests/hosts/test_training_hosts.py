@@ -11,7 +11,7 @@ import pytest
 
 import labkit as lk
 from labkit.cluster.calls import RankError
-from labkit.cluster.live import Live
+from labkit.cluster.run_handle import RunHandle
 from labkit.hosts import Testbed
 from labkit.records import store
 from labkit.strategies import STRATEGIES
@@ -33,7 +33,7 @@ EXACT: dict[str, tuple[Any, float]] = {
     "Pipeline": (lk.Pipeline(), 1e-12),
     "Layerwise": (lk.Layerwise(), 1e-12),
     "TensorParallel": (lk.TensorParallel(), 1e-12),
-    "LocallyConnected": (lk.LocallyConnected((2, 2)), 1e-12),
+    "SpatialParallel": (lk.SpatialParallel((2, 2)), 1e-12),
     "ParameterServer": (lk.ParameterServer(), 1e-12),
     "StaleSynchronous": (lk.StaleSynchronous(), 1e-12),
     "SoftSync": (lk.SoftSync(), 1e-12),
@@ -48,9 +48,9 @@ LOCAL = [
     "ElasticAveraging",
     "Gossip",
     "Codistillation",
-    "ScheduledBlocks",
+    "BlockCoordinateDescent",
 ]
-REFUSED = ["TFDistribute", "Peer"]  # their processes have one host
+REFUSED = ["TFDistribute", "ExternalFramework"]  # their processes have one host
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def ranks(bed: Testbed) -> Iterator[lk.Cluster]:
 
 def question(name: str, strategy: Any) -> lk.Experiment:
     fields = SMALL | {"strategy": strategy}
-    if name == "LocallyConnected":
+    if name == "SpatialParallel":
         del fields["model_options"]
         fields["model"] = "locally_connected"
-    if name == "ScheduledBlocks":
+    if name == "BlockCoordinateDescent":
         del fields["model_options"]
     whole = lk.Experiment(**fields)
     servers = whole.ranks - whole.workers  # which are among the ranks
@@ -89,7 +89,7 @@ def wait_for(is_so: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def ended(live: Live) -> tuple[float, str]:
+def ended(live: RunHandle) -> tuple[float, str]:
     """Seconds until a training that cannot go on has failed, and the cause in its record."""
     begin = time.monotonic()
     with pytest.raises(RankError):
@@ -141,7 +141,7 @@ def test_a_link_that_comes_back_is_survived_and_one_that_does_not_is_named(
         seconds, cause = ended(live)
     finally:
         bed.link_up("b")
-    assert "host b with rank 2, 3 has not been heard for" in cause
+    assert "host b with rank 2, 3 has sent no status for" in cause
     assert seconds < HANG
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.hosts.queue import Job
+from labkit.hosts.queue import SlurmJob
 from labkit.jobs.elements import number_of, settle
 from labkit.jobs.sweep import element
 from labkit.records import store
@@ -27,15 +27,19 @@ def job() -> Path:
 @pytest.mark.parametrize(
     ("said", "state", "cause"),
     [
-        (Job("12_3", "TIMEOUT"), "interrupted", "job 12_3: its time limit was reached"),
-        (Job("12_3", "OUT_OF_MEMORY"), "failed", "it took more memory than it was given"),
-        (Job("12_3", "NODE_FAIL"), "failed", "a node failed"),
-        (Job("12_3", "FAILED", "NonZeroExitCode"), "failed", "without a word (FAILED, NonZero"),
-        (None, "interrupted", "Slurm does not know its element any more"),
+        (SlurmJob("12_3", "TIMEOUT"), "interrupted", "job 12_3: its time limit was reached"),
+        (SlurmJob("12_3", "OUT_OF_MEMORY"), "failed", "it took more memory than it was given"),
+        (SlurmJob("12_3", "NODE_FAIL"), "failed", "a node failed"),
+        (
+            SlurmJob("12_3", "FAILED", "NonZeroExitCode"),
+            "failed",
+            "without a record (FAILED, NonZero",
+        ),
+        (None, "interrupted", "Slurm no longer knows the element"),
     ],
 )
 def test_slurms_reason_is_recorded_of_the_job_and_of_its_run(
-    job: Path, said: Job | None, state: str, cause: str
+    job: Path, said: SlurmJob | None, state: str, cause: str
 ) -> None:
     assert store.read_status(job)["state"] == "running"  # as far as this machine knows
     settle(job, said)
@@ -46,18 +50,18 @@ def test_slurms_reason_is_recorded_of_the_job_and_of_its_run(
 
 def test_a_record_that_knows_better_stays(job: Path) -> None:
     store.fail(job, "cell In [2]: ValueError: no use")
-    settle(job, Job("12_3", "FAILED", "NonZeroExitCode"))
+    settle(job, SlurmJob("12_3", "FAILED", "NonZeroExitCode"))
     assert "no use" in store.read_status(job)["cause"]
     # A kernel that was killed does not know why; Slurm does.
-    settle(job, Job("12_3", "OUT_OF_MEMORY"))
+    settle(job, SlurmJob("12_3", "OUT_OF_MEMORY"))
     assert "more memory" in store.read_status(job)["cause"]
     store.complete(job)
-    settle(job, Job("12_3", "CANCELLED"), "interrupted by the user")
+    settle(job, SlurmJob("12_3", "CANCELLED"), "interrupted by the user")
     assert store.read_status(job)["state"] == "completed"
 
 
 def test_who_has_asked_for_the_end_is_named(job: Path) -> None:
-    settle(job, Job("12_3", "CANCELLED"), "interrupted by the user")
+    settle(job, SlurmJob("12_3", "CANCELLED"), "interrupted by the user")
     assert store.read_status(job)["cause"] == "interrupted by the user"
 
 

@@ -37,7 +37,7 @@ def test_force_lets_all_processes_of_a_command_oversubscribe(
 ) -> None:
     monkeypatch.setenv(OVERSUBSCRIBE, "")  # which this test changes
     for force in (False, True):
-        with pytest.raises(InvalidInput, match=r"9999 ranks want at least 6999.3 GiB"):
+        with pytest.raises(InvalidInput, match=r"9999 ranks need at least 6999.3 GiB"):
             estimate.refuse(9999, force)
         assert os.environ[OVERSUBSCRIBE] == ("1" if force else "")
     estimate.refuse(1, force=False)

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.parameters import check, declared
+from labkit.jobs.parameters import declared, validate_values
 
 pytestmark = pytest.mark.heavy  # jupytext asks pandoc for its version
 
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "r.md": (MYST.format(name="ir", language="R").encode(), r"r\.md is a notebook in R "),
     "prose.md": (
         b"# Title\n\n```bash\nrm -r x\n```\n",
-        "is a text and no notebook: jupytext's header",
+        "is a text and not a notebook: jupytext's header",
     ),
     "odd.md": (b"---\njupytext: [\n---\n", r"odd\.md "),
     "future.ipynb": (
@@ -159,8 +159,8 @@ def test_values_of_an_earlier_run_count_unless_new_ones_are_given(tmp_path: Path
     cells = [{**CODE, "source": "n = 3.0\nm = 0"}, injected]
     papermill = {"papermill": {"parameters": {"n": "Infinity", "m": 2}}}
     path.write_text(notebook(cells=cells, metadata=papermill))
-    assert check(path, {}) == {"n": "Infinity", "m": 1}
-    assert check(path, {"m": 5}) == {"m": 5}  # papermill replaces the cell
+    assert validate_values(path, {}) == {"n": "Infinity", "m": 1}
+    assert validate_values(path, {"m": 5}) == {"m": 5}  # papermill replaces the cell
 
 
 def test_what_papermill_writes_is_read(tmp_path: Path) -> None:
@@ -174,4 +174,4 @@ def test_what_papermill_writes_is_read(tmp_path: Path) -> None:
         prepare_only=True, progress_bar=False,
     )  # fmt: skip
     assert nbformat.read(tmp_path / "out.ipynb", 4).cells[1].source == "# Parameters\nn = 4\n"
-    assert check(tmp_path / "out.ipynb", {}) == {"n": 4}
+    assert validate_values(tmp_path / "out.ipynb", {}) == {"n": 4}

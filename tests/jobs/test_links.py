@@ -10,7 +10,7 @@ import pytest
 from sample_runs import write_run
 from special_files import KINDS, Kind, contents, link, pipe, put
 
-from labkit.cluster.resume import earlier, path_of
+from labkit.cluster.resume import find_resumable, find_run
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.jobs.listing import jobs_and_runs
@@ -18,7 +18,7 @@ from labkit.jobs.sweep import manifest
 from labkit.records import checkpoints, store
 from labkit.records.analysis import search_results
 from labkit.records.scan import LINKED, scan
-from labkit.records.stream import Reader, Writer, make_stream
+from labkit.records.stream import StreamReader, StreamWriter, make_stream
 
 RUN = ("experiment.json", "status.json", "metrics.json", "environment.json", "history.parquet")
 RUN += ("model.keras", "logs", "logs/rank0.log", "live", "live/rank0.jsonl", "live/stop", "seed1")
@@ -131,8 +131,8 @@ def test_a_sweep_is_not_resumed(kind: Kind) -> None:
 def test_a_run_is_not_resumed(kind: Kind) -> None:
     run = make_run(Path("runs"))
     for name in RUN:
-        refuses(run / name, kind, lambda: path_of(run))
-    path_of(run)
+        refuses(run / name, kind, lambda: find_run(run))
+    find_run(run)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -144,11 +144,11 @@ def test_the_newest_run_of_an_experiment_is_not_resumed(kind: Kind) -> None:
     store.interrupt(run)
     (run / "metrics.json").unlink()
     (run / "history.parquet").unlink()
-    known = earlier(experiment, True)
+    known = find_resumable(experiment, True)
     assert known is not None
     assert known.path == run.resolve()
     for name in ("logs", "logs/rank0.log", "checkpoints/5/rank0.npz", "live"):
-        refuses(run / name, kind, lambda: earlier(experiment, True))
+        refuses(run / name, kind, lambda: find_resumable(experiment, True))
 
 
 def test_the_folder_of_all_runs_may_be_a_link() -> None:
@@ -159,7 +159,7 @@ def test_the_folder_of_all_runs_may_be_a_link() -> None:
     assert store.run_directory("a").parent == Path("large/interactive").resolve()
     with manifest.owned(make_sweep()):
         pass
-    assert path_of(Path("runs/a/001/run")).name == "run"
+    assert find_run(Path("runs/a/001/run")).name == "run"
 
 
 def test_the_end_of_a_run_is_not_recorded_where_a_link_leads() -> None:
@@ -183,11 +183,11 @@ def test_what_ranks_tell_goes_nowhere_else(kind: Kind) -> None:
         place.write_text("")
         put(kind, place)
     before = contents(Path.cwd())
-    Writer(live, 0, store.this_process()).write("step", [{"step": 0}])
-    reader = Reader(live)
+    StreamWriter(live, 0, store.this_process()).write("step", [{"step": 0}])
+    reader = StreamReader(live)
     assert reader.read() == []
     with pytest.raises(LabkitError, match="live/stop is a"):
-        reader.asked_to_prune()
+        reader.is_prune_requested()
     assert contents(Path.cwd()) == before
     reader.stop("enough")  # in place of what stands there
     assert contents(Path.cwd()) == before | {str(Path.cwd() / stop): b"enough"}
@@ -199,13 +199,13 @@ def test_a_run_that_a_link_leads_to_is_left_out_with_a_line() -> None:
     Path("runs/there").symlink_to(Path("elsewhere/run").resolve())
     Path("runs/.hidden").symlink_to(Path("elsewhere").resolve())
     line = f"runs/there {LINKED}"
-    assert ([each.path.name for each in scan("runs").found], scan("runs").skipped) == (
+    assert ([each.path.name for each in scan("runs").usable], scan("runs").skipped) == (
         ["here"],
         [line],
     )
     rows, skipped = jobs_and_runs(Path("runs"))
     assert ([row[0] for row in rows], skipped) == (["here"], [line])
-    assert [each.path.name for each in scan("runs/there").found] == ["there"]  # it is named
+    assert [each.path.name for each in scan("runs/there").usable] == ["there"]  # it is named
 
 
 def test_no_checkpoint_is_removed_where_a_link_leads() -> None:
@@ -213,7 +213,7 @@ def test_no_checkpoint_is_removed_where_a_link_leads() -> None:
     put(link, folder / "6.17")
     outside = contents(Path("outside"))
     assert outside
-    checkpoints.go_back(folder, 0)
+    checkpoints.remove_after(folder, 0)
     assert contents(Path("outside")) == outside
     assert [*folder.iterdir()] == []
 
@@ -227,9 +227,9 @@ def test_a_checkpoint_is_read_from_its_own_folder_alone() -> None:
         half = folder.with_name("half")
         half.mkdir()
         folder.rmdir()
-        checkpoints.seal(half, {"ranks": 1, "taken": 5, "files": {name: {"sha256": ""}}})
+        checkpoints.publish(half, {"ranks": 1, "taken": 5, "files": {name: {"sha256": ""}}})
         with pytest.raises(LabkitError, match="leads out of its folder"):
-            checkpoints.read(folder)
+            checkpoints.read_manifest(folder)
         (folder / checkpoints.MANIFEST).unlink()
 
 

@@ -14,7 +14,7 @@ import pytest
 import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.jobs.glue import scraps
-from labkit.jobs.log import Log, experiment
+from labkit.jobs.log import RunLog, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store
 from labkit.records.export.fields import points
@@ -44,7 +44,7 @@ def notebook(path: Path, *sources: str) -> Path:
 
 def logged(folder: Path, fields: dict[str, object], **values: object) -> lk.Run:
     folder.mkdir(parents=True)
-    log = Log(folder, experiment("mine.ipynb", fields))
+    log = RunLog(folder, experiment("mine.ipynb", fields))
     log.add(values)
     store.complete(folder)
     return log.run
@@ -73,7 +73,7 @@ def test_numbers_are_results_and_lists_are_curves(tmp_path: Path) -> None:
 
 def test_points_of_curves_come_with_their_seconds(tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
-    log = Log(tmp_path / "steps", {"seed": 3})
+    log = RunLog(tmp_path / "steps", {"seed": 3})
     for step in (1, 2, 3):
         log.add({"loss": 1 / step, "val_loss": 2 / step}, step)
     log.write()
@@ -107,22 +107,22 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
         return logged(folder, {"rate": rate, "seed": seed}, F1=f1, note="n", error=0.5, **values)
 
     runs = [run(rate, seed) for rate in (0.1, 0.2, 0.3) for seed in (1, 2)]
-    text = lk.figures.comparison_reading(runs)
+    text = lk.figures.summarize_comparison(runs)
     assert "No completed run has a test result" not in text
     assert (
         "Greatest F1: **rate 0.3**, 0.315 (2 seeds, 0.31 to 0.32); next rate 0.2, 0.215 "
         "(2 seeds, 0.21 to 0.22); least rate 0.1, 0.115 (2 seeds, 0.11 to 0.12): "
         "each of its seeds is greater" in text
     )
-    assert "No difference beyond the spread of their seeds in own 0: " in text
-    assert "3 more numbers of their own are in the table" in text
-    assert "F1 0.315" in lk.figures.reading(runs)
+    assert "No difference beyond the spread of the seeds in own 0: " in text
+    assert "The table has 3 more user-defined metrics" in text
+    assert "F1 0.315" in lk.figures.summarize(runs)
     figure = lk.compare(runs)
     titles = [annotation.text for annotation in figure.layout.annotations]
     assert "<b>F1</b>" in titles
     assert "<b>error</b>" not in titles  # it has no curve
     assert sum("own" in title for title in titles) == 5
-    assert "curves of 6 of 8 names of their own" in figure.layout.meta["alt"]
+    assert "curves of 6 of 8 user-defined metrics" in figure.layout.meta["alt"]
     drawn = [list(t.y) for t in figure.data if t.y is not None and len(t.y) == 2]
     assert any(each == pytest.approx([0.1, 0.315]) for each in drawn)
     page = lk.report(runs, tmp_path / "report.html").read_text()
@@ -312,7 +312,7 @@ def test_other_given_parameters_are_another_run(tmp_path: Path) -> None:
 def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log(store.new_run_directory(tmp_path, "run"), {})
+    log = RunLog(store.new_run_directory(tmp_path, "run"), {})
     log.add({"accuracy": 0.9})
     plain = os.rmdir
 

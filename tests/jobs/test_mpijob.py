@@ -107,8 +107,8 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
         kept = {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}}
         claims = "claim" in more and pod is spec["Launcher"]["template"]["spec"]
         assert (mounts.get("runs") == "/labkit/job/runs", kept in pod["volumes"]) == (claims,) * 2
-    assert "not run there" in text
-    told = "in the volume kept" if "claim" in more else "Runs end with the launcher's pod"
+    assert "does not run it" in text
+    told = "the volume kept, which" if "claim" in more else "Runs are lost with the launcher's pod"
     assert told in text
 
 
@@ -116,8 +116,11 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     ("given", "words"),
     [
         ({"values": {"numbr": 1}}, "has no parameter 'numbr'"),
-        ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, and 1 × 1 have a place"),
-        ({"name": "My_job"}, "'My_job-worker-0' is no name in Kubernetes; allowed: small letters"),
+        ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, but 1 × 1 slots exist"),
+        (
+            {"name": "My_job"},
+            "'My_job-worker-0' is no name in Kubernetes; allowed: lowercase",
+        ),
         ({"name": "n" * 60}, "at most 63"),
         ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
     ],

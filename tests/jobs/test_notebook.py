@@ -17,7 +17,7 @@ import yaml
 from listening import watched
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.execution import Record
+from labkit.jobs.execution import ExecutionRecord
 from labkit.jobs.job import cause
 from labkit.jobs.notebook import JobResult, execute
 from labkit.records import store
@@ -180,7 +180,7 @@ def test_a_job_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> N
     child.kill()
     status = final_status(job)
     assert status["state"] == "interrupted"
-    assert status["cause"] == "interrupted: the command that started it is gone"
+    assert status["cause"] == "interrupted: the command that started it has ended"
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
 
 
@@ -201,7 +201,7 @@ def test_html_names_no_machine_and_keeps_its_scripts(tmp_path: Path) -> None:
     output = {"output_type": "display_data", "metadata": {}, "data": {"text/html": lines}}
     notebook = {"metadata": {}, "cells": [{"cell_type": "code", "outputs": [output]}]}
     path = tmp_path / "output.ipynb"
-    Record().write(json.dumps(notebook), str(path))
+    ExecutionRecord().write(json.dumps(notebook), str(path))
     (kept,) = json.loads(path.read_text())["cells"][0]["outputs"]
     assert kept["data"]["text/html"] == f"<p>…/x.npz</p>\n{script}<b>…/y</b>"
 

@@ -21,7 +21,7 @@ from labkit.common import imports
 from labkit.common.errors import InvalidInput
 from labkit.jobs import parameters
 from labkit.jobs.job import forked, prepare
-from labkit.jobs.notebook import Job
+from labkit.jobs.notebook import NotebookJob
 from labkit.records import store
 prepare()
 warnings.simplefilter("ignore")
@@ -31,13 +31,13 @@ while wanted or running:
         file, given = wanted.pop()
         path = Path(file)
         try:
-            values = parameters.check(path, given)
+            values = parameters.validate_values(path, given)
         except InvalidInput as error:
             ended[file] = ["refused", str(error), {}, ""]
             continue
         job = store.new_job_directory("runs", path, values)
-        modules = {imports.VARIABLE: imports.of_notebook(path)}
-        running[file] = values, Job(job, forked(path, job, modules, 60.0))
+        modules = {imports.VARIABLE: imports.notebook_folders(path)}
+        running[file] = values, NotebookJob(job, forked(path, job, modules, 60.0))
     time.sleep(0.01)
     for file in [file for file, (_, job) in running.items() if job.done()]:
         values, job = running.pop(file)

@@ -12,7 +12,14 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.jobs import annotation_types
-from labkit.jobs.parameters import UNKNOWN, check, check_fields, declared, parse, read_yaml
+from labkit.jobs.parameters import (
+    UNKNOWN,
+    check_fields,
+    declared,
+    parse,
+    read_yaml,
+    validate_values,
+)
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -143,16 +150,16 @@ def test_types_are_read_as_python_reads_them() -> None:
 
 def test_an_unknown_name_gets_the_nearest_one_and_all_that_are_allowed() -> None:
     with pytest.raises(InvalidInput) as refusal:
-        check(NOTEBOOKS / "trains.ipynb", {"wrkers": "2"})
+        validate_values(NOTEBOOKS / "trains.ipynb", {"wrkers": "2"})
     assert "did you mean 'workers'?" in str(refusal.value)
     assert "allowed: workers, dataset, model, epochs" in str(refusal.value)
 
 
 def test_impossible_values_are_those_that_the_experiment_refuses() -> None:
     with pytest.raises(InvalidInput, match="workers=0 is impossible"):
-        check(NOTEBOOKS / "trains.ipynb", {"workers": "0"})
+        validate_values(NOTEBOOKS / "trains.ipynb", {"workers": "0"})
     with pytest.raises(InvalidInput, match="unknown data set 'mnits'"):
-        check(NOTEBOOKS / "trains.ipynb", {"dataset": "mnits"})
+        validate_values(NOTEBOOKS / "trains.ipynb", {"dataset": "mnits"})
 
 
 def test_each_item_of_a_list_must_be_possible() -> None:
@@ -162,9 +169,9 @@ def test_each_item_of_a_list_must_be_possible() -> None:
 
 
 def test_a_list_is_one_value_of_a_field_that_holds_lists() -> None:
-    check_fields({"workers": 2, "capacities": [1.0, 2.0], "metrics": ["accuracy"]})
-    with pytest.raises(InvalidInput, match="capacities has 3 numbers for workers=2"):
-        check_fields({"workers": 2, "capacities": [1.0, 2.0, 3.0]})
+    check_fields({"workers": 2, "batch_weights": [1.0, 2.0], "metrics": ["accuracy"]})
+    with pytest.raises(InvalidInput, match="batch_weights has 3 numbers for workers=2"):
+        check_fields({"workers": 2, "batch_weights": [1.0, 2.0, 3.0]})
 
 
 def test_names_that_are_no_fields_are_the_notebooks_own() -> None:
@@ -182,7 +189,10 @@ def test_names_that_are_no_fields_are_the_notebooks_own() -> None:
 def test_choices_of_a_notebook_may_have_names_of_its_own(declaration: str, refused: bool) -> None:
     known = parse(declaration)
     with pytest.raises(InvalidInput, match="unknown strategy") if refused else nullcontext():
-        assert check(Path("own.ipynb"), {"strategy": "servers"}, known)["strategy"] == "servers"
+        assert (
+            validate_values(Path("own.ipynb"), {"strategy": "servers"}, known)["strategy"]
+            == "servers"
+        )
 
 
 def test_a_data_set_that_cannot_be_had_is_refused_by_name(
@@ -192,7 +202,7 @@ def test_a_data_set_that_cannot_be_had_is_refused_by_name(
     monkeypatch.delenv("LABKIT_DATA", raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # no network, wherever the test runs
     with pytest.raises(InvalidInput, match=r"dataset='adult': adult\.data is missing"):
-        check(NOTEBOOKS / "trains.ipynb", {"dataset": "adult"})
+        validate_values(NOTEBOOKS / "trains.ipynb", {"dataset": "adult"})
 
 
 def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pathlib, time
 import labkit as lk
 
 short = lk.Experiment(
-    model="mlp", model_options={"widths": [4]}, workers=2, epochs=1, batch_size=64, gate=False
+    model="mlp", model_options={"widths": [4]}, workers=2, epochs=1, batch_size=64, verify=False
 )
 long = short.replace(epochs=2_000)
 with lk.Cluster(workers=2) as cluster:

@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.inference import UNTYPED
-from labkit.jobs.parameters import Parameter, parse
+from labkit.jobs.parameters import NotebookParameter, parse
+from labkit.jobs.type_inference import UNTYPED
 
 REFUSED = object()
 DAY, NOON = datetime.date(2024, 2, 29), datetime.time(12, 30)
@@ -107,7 +107,7 @@ CASES: list[tuple[str, Any, Any]] = [
 ]  # fmt: skip
 
 
-def one(source: str) -> Parameter:
+def one(source: str) -> NotebookParameter:
     (parameter,) = parse(source).values()
     return parameter
 

@@ -92,7 +92,7 @@ def both(communicator: Any, kinds: Optimizers, schedules: tuple[str, ...]) -> di
     import keras
 
     from labkit import keras as lkk
-    from labkit.communicator import alone
+    from labkit.communicator import single_rank
 
     def own(step: int) -> slice:
         first, _ = PARTS[step]
@@ -105,7 +105,7 @@ def both(communicator: Any, kinds: Optimizers, schedules: tuple[str, ...]) -> di
     for name, (kind, options) in kinds.items():
         make = lambda: getattr(keras.optimizers, kind)(0.05, **options)  # noqa: B023, E731
         wanted = train(make(), whole)
-        one = train(lkk.DistributedOptimizer(make(), alone()), whole)
+        one = train(lkk.DistributedOptimizer(make(), single_rank()), whole)
         off, sent = [_off(one, wanted)], []
         for schedule in schedules:
             meter = [communicator.traffic.copy()]

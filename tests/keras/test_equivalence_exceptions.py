@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from labkit.keras import LARS
-from labkit.keras.equivalence_exceptions import why_words_differ
+from labkit.keras.equivalence_exceptions import embedding_difference
 
 KINDS = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"),
@@ -47,9 +47,9 @@ def test_an_embedding_is_named_where_the_optimizer_does_more_than_add(
     layers = [keras.layers.Embedding(6, 2, name="words"), keras.layers.Flatten()]
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(made(kind, options), "mse")
-    reason = why_words_differ(model)
+    reason = embedding_difference(model)
     assert (reason is not None) == differs
-    assert reason is None or "'words' (Embedding): where a word occurs several times" in reason
+    assert reason is None or "'words' (Embedding): if a word occurs several times" in reason
 
 
 def test_models_without_words_and_dense_gradients_are_not_named() -> None:
@@ -57,4 +57,4 @@ def test_models_without_words_and_dense_gradients_are_not_named() -> None:
     for inner in (layers, [keras.layers.Dense(3)]):
         model = keras.Sequential([keras.Input((4,)), *inner])
         model.compile("adam", "mse")
-        assert why_words_differ(model) is None
+        assert embedding_difference(model) is None

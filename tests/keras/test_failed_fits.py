@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from labkit import keras as lkk
 
-communicator = lkk.init(limit=60)
+communicator = lkk.init(timeout=60)
 rank, random = communicator.rank, np.random.default_rng(3)
 x, y = random.standard_normal((12, 6)).astype("float32"), random.standard_normal((12, 1))
 batches = lkk.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(6), communicator)

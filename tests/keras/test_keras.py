@@ -93,7 +93,7 @@ def both(
 
     fresh(seed=communicator.rank)  # weights differ until they are broadcast
     ours = make()
-    start = communicator.share(ours.get_weights())
+    start = communicator.broadcast_object(ours.get_weights())
     batches = tf.data.Dataset.from_tensor_slices(data).batch(batch)
     held_out = validation and tf.data.Dataset.from_tensor_slices(validation).batch(batch)
     compile_with(ours, lkk.DistributedOptimizer(optimizer_of(*optimizer), communicator), **compiled)
@@ -110,7 +110,7 @@ def both(
         compile_with(one, optimizer_of(*optimizer), **compiled)
         alone = train(one, batches, held_out, [])
         told = one.get_weights(), alone
-    weights, alone = communicator.share(told)
+    weights, alone = communicator.broadcast_object(told)
     pairs = list(zip(ours.get_weights(), weights, strict=True))
     return {
         "difference": [float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())) for a, b in pairs],
@@ -364,7 +364,7 @@ def test_two_optimizers_of_one_train_step_equal_one_process(
 
         fresh(seed=communicator.rank)
         ours, one = made(), made()
-        start = communicator.share(ours.get_weights())
+        start = communicator.broadcast_object(ours.get_weights())
         one.set_weights(start)
         batches = tf.data.Dataset.from_tensor_slices(rows(10)).batch(4)
         train(
@@ -722,7 +722,7 @@ def test_impossible_capacities_are_refused(cluster: Cluster, capacities: list[fl
 
         lkk.shard(tf.data.Dataset.range(4).batch(2), communicator, capacities)
 
-    with pytest.raises(RankError, match="give 2 numbers above 0, one a rank"):
+    with pytest.raises(RankError, match="give 2 numbers above 0, one per rank"):
         cluster.call(work, ranks=2)
 
 

@@ -128,7 +128,7 @@ def test_numbers_that_are_none_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_it_looks_at_whole_variables() -> None:
-    with pytest.raises(InvalidInput, match="optimizer='lars' looks at whole variables"):
+    with pytest.raises(InvalidInput, match="optimizer='lars' needs whole variables"):
         refuse_norms("lars", {})
 
 
@@ -141,7 +141,7 @@ def test_by_name_ranks_learn_what_one_process_does(cluster: Cluster) -> None:
         learning_rate_scaling="linear",
         warmup_epochs=0.5,
         workers=2,
-        steps=4,
+        steps_per_epoch=4,
     )
     run = cluster.run(asked, show=False)
     assert run.metrics["equivalence"]["verdict"] == "passed", run.metrics["equivalence"]

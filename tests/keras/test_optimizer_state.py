@@ -262,16 +262,16 @@ def test_an_optimizer_with_state_beyond_its_configuration_ends_as_in_one_process
 
 def test_what_is_set_later_on_the_users_object_holds_for_the_distributed_one() -> None:
     from labkit import keras as lkk
-    from labkit.communicator import alone
+    from labkit.communicator import single_rank
 
     plain = keras.optimizers.Adam(0.5)
-    distributed = lkk.DistributedOptimizer(plain, alone())
+    distributed = lkk.DistributedOptimizer(plain, single_rank())
     plain.learning_rate = 0.25
     plain.exclude_from_weight_decay(var_names=["bias"])
     assert float(distributed.learning_rate) == 0.25
     assert distributed._exclude_from_weight_decay_pattern.pattern == "bias"
     assert not hasattr(plain, "exchange")
-    again = lkk.DistributedOptimizer(distributed, alone())
+    again = lkk.DistributedOptimizer(distributed, single_rank())
     assert type(again).__mro__[1] is keras.optimizers.Adam  # gradients meet once
 
 

@@ -212,8 +212,8 @@ def by_case(communicator: Any, ours: Any, one: Any, first: Any, folder: Path) ->
             alone = [case.make(one, places[0])]
             wanted = *outcome(one, fit(one, batches(), alone), case), seen_by(alone)
         # What callbacks saw is known on the rank that has them.
-        seen = communicator.share(seen_by(own), case.ranks[0])
-        wanted = communicator.share(wanted)
+        seen = communicator.broadcast_object(seen_by(own), case.ranks[0])
+        wanted = communicator.broadcast_object(wanted)
         ended = *outcome(ours, fitted, case), seen
         found[name] = furthest(ended, wanted)
     return found
@@ -266,7 +266,7 @@ def alone_in(communicator: Any, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("stop", "rank 0 waits in the end of .* steps, as a callback has set stop_training"),
+        ("stop", "rank 0 waits in the end of .* steps, because a callback has set stop_training"),
         ("fit", "rank 0 waits in model.fit inside a callback, which every rank must call"),
         ("longer", "rank 0 waits in the comparison of replicas at the start of epoch 3; rank 1"),
     ],

@@ -59,7 +59,7 @@ def unsafe() -> Iterator[None]:
 @pytest.mark.parametrize("read", READERS)
 def test_a_lambda_layer_runs_nothing(read: Reader) -> None:
     with_lambda().save("model.keras")
-    with pytest.raises(LabkitError, match=r"keras holds code, .*enable_unsafe_deserialization"):
+    with pytest.raises(LabkitError, match=r"keras contains code, .*enable_unsafe_deserialization"):
         read(Path("model.keras"))
     assert not Path("mark").exists()
 
@@ -71,7 +71,7 @@ def test_neither_do_files_of_other_formats(suffix: str) -> None:
         model.save(path)
     else:
         write_sparse(model, path)
-    with pytest.raises(LabkitError, match=f"model.{suffix} holds code, such as a Lambda layer"):
+    with pytest.raises(LabkitError, match=f"model.{suffix} contains code, such as a Lambda layer"):
         (load_model if suffix == "h5" else read_sparse)(path)
     assert not Path("mark").exists()
 
@@ -95,9 +95,9 @@ ODD: dict[str, Any] = {
     },
     "a class of labkit": {
         "module": "labkit.hosts.host_namespaces",
-        "class_name": "Space",
+        "class_name": "HostNamespaces",
         "config": {"host": {"name": "a"}},
-        "registered_name": "Space",
+        "registered_name": "HostNamespaces",
     },
     "a saved model of others": {
         "module": "keras.layers",
@@ -137,7 +137,7 @@ def test_what_is_no_class_of_kerass_runs_nothing(what: str) -> None:
 def test_a_damaged_file_is_refused_by_name() -> None:
     for content in (b"", b"PK\3\4", b"no model", b"\x89HDF\r\n\x1a\n"):
         Path("model.keras").write_bytes(content)
-        with pytest.raises(LabkitError, match=r"model\.keras is no model of Keras's classes"):
+        with pytest.raises(LabkitError, match=r"model\.keras is not a model of Keras classes"):
             load_model("model.keras")
 
 

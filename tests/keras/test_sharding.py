@@ -174,11 +174,11 @@ ALIKE: dict[str, tuple[Make, Callable[[int], Any], Make | None, dict[str, int]]]
         {},
     ),
 }
-NO_BATCHES = "no batches of equal rows: call dataset.batch"
+NO_BATCHES = "not batches of equal rows: call dataset.batch"
 TAKES = "shard takes a tf.data.Dataset of global batches, not a"
 UNSEEDED = "shuffles or samples without a seed"
 OTHERS = "read different batches"
-FIXED = "batches of exactly 12 rows, and this rank's part has"
+FIXED = "batches of exactly 12 rows, but this rank's part has"
 REFUSED: dict[str, tuple[Make, Callable[[int], Any], str]] = {
     "PyDataset": (dense, sequence, f"{TAKES} Sequence"),
     "arrays": (dense, lambda _: (X, Y), f"{TAKES} tuple"),
@@ -273,7 +273,7 @@ def sentence(communicator: Any, name: str) -> str:
             read_first(communicator, data(communicator.rank))
         fitted(communicator, make, data(communicator.rank), {}, alone=False)
     except Exception as error:
-        communicator.meet("the end of the case")
+        communicator.barrier("the end of the case")
         return str(error)
     return "trained"
 

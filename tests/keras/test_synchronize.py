@@ -237,7 +237,7 @@ def test_models_of_every_build_end_as_in_one_process(cluster: Cluster) -> None:
             for log, values in history.items():
                 np.testing.assert_allclose(found[1][log], values, TOLERANCE, err_msg=name)
         may_differ = name.startswith("vae") or name == "conditional-gan"
-        sentence = "training may differ from that of one process: the model has a train_step"
+        sentence = "training may differ from that of one process: the model has a custom train_step"
         told = results[0][name]["told"]
         assert sentence in told if may_differ else "labkit:" not in told, name
         assert "labkit:" not in results[1][name]["told"], name

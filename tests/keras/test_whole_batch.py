@@ -45,7 +45,7 @@ def learned(
     keras.utils.set_random_seed(communicator.rank)
     batches = tf.data.Dataset.from_tensor_slices(data).batch(batch, drop_remainder=drop)
     ours = make()
-    start = communicator.share(ours.get_weights())
+    start = communicator.broadcast_object(ours.get_weights())
     distributed = lkk.DistributedOptimizer(optimizer(), communicator)
     ours.compile(optimizer=distributed, **compiled())
     parts = lkk.shard(batches, communicator, capacities)
@@ -60,7 +60,7 @@ def learned(
         alone = one.fit(batches, validation_data=held_out[1], verbose=0).history
         told = one.get_weights(), alone
     restore()
-    weights, alone = communicator.share(told)
+    weights, alone = communicator.broadcast_object(told)
     pairs = list(zip(ours.get_weights(), weights, strict=True))
     apart = [np.abs(a - b).max() / max(1e-3, np.abs(b).max()) for a, b in pairs]
     return {
@@ -482,15 +482,15 @@ def test_moving_statistics_of_ranks_of_their_own_are_one(cluster: Cluster) -> No
     told, kept, means = zip(*cluster.call(work, ranks=2), strict=True)
     np.testing.assert_array_equal(kept[0], kept[1])
     np.testing.assert_allclose(kept[0], means[0], rtol=1e-5)
-    assert "(BatchNormalization) normalises by each rank's own batch" in told[0]
+    assert "(BatchNormalization) normalises by the batch of each rank" in told[0]
     assert told[1] == ""
 
 
 @pytest.mark.parametrize(
     ("loss", "schedule", "says"),
     [
-        (None, "overlap", "schedule='overlap' sends gradients while backpropagation goes on"),
-        ("none", "sequential", "reduction='none': a number for each sample"),
+        (None, "overlap", "schedule='overlap' sends gradients during backpropagation"),
+        ("none", "sequential", "reduction='none': one value per sample"),
     ],
 )
 def test_what_has_no_meaning_over_ranks_is_refused(
@@ -536,5 +536,5 @@ def test_a_loss_of_a_batch_as_a_whole_is_named(cluster: Cluster) -> None:
         return told.getvalue()
 
     told = cluster.call(work, ranks=2)
-    assert "loss 'dice' is of a batch as a whole: that of parts is averaged by rows" in told[0]
+    assert "loss 'dice' needs the whole batch: losses of parts are averaged by rows" in told[0]
     assert told[1] == ""

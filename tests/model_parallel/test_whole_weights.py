@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from labkit.model_parallel.memory import together
+from labkit.model_parallel.memory import unique_nbytes
 from labkit.model_parallel.stages import split_model
-from labkit.model_parallel.weights import Whole
+from labkit.model_parallel.weights import WholeWeights
 
 
 class Sliced:
@@ -28,15 +28,15 @@ def test_weights_of_others_that_someone_has_set_are_freed_again() -> None:
     first, second = split_model(model, [0, 1, 2])
     everyone: Any = None  # nothing is collected
     sliced: Any = Sliced()
-    whole = Whole(model, {0: [first], 1: [second]}, 0, everyone, [sliced])
-    own, given = together(first.variables), model.get_weights()
-    assert together(model.variables) > own
+    whole = WholeWeights(model, {0: [first], 1: [second]}, 0, everyone, [sliced])
+    own, given = unique_nbytes(first.variables), model.get_weights()
+    assert unique_nbytes(model.variables) > own
     whole.release(look=False)
-    assert together(model.variables) == own
+    assert unique_nbytes(model.variables) == own
     model.set_weights(given)
     whole.release(look=False)
-    assert together(model.variables) > own
+    assert unique_nbytes(model.variables) > own
     whole.release(look=True)
-    assert together(model.variables) == own
+    assert unique_nbytes(model.variables) == own
     assert sliced.looks == [False, False, True]
     np.testing.assert_array_equal(first.get_weights()[0], given[0])

@@ -74,9 +74,17 @@ def test_checking_imports_neither_tensorflow_nor_scikit_learn_nor_pooch() -> Non
         ("mlp", {"activation": "rleu"}, "allowed: relu, gelu"),
         ("cnn", {"filters": []}, "filters of each convolution"),
         ("rnn", {"cell": "rnn"}, "lstm or gru"),
-        ("rnn", {"layers": 0}, "recurrent layers behind each other, 1 or more"),
-        ("transformer", {"heads": 5}, "heads=5 is impossible; allowed: heads .* divisor of width"),
-        ("transformer", {"width": 6}, "heads=4 is impossible; allowed: heads .* divisor of width"),
+        ("rnn", {"layers": 0}, "number of recurrent layers, 1 or more"),
+        (
+            "transformer",
+            {"heads": 5},
+            "heads=5 is impossible; allowed: attention heads.* divisor of width",
+        ),
+        (
+            "transformer",
+            {"width": 6},
+            "heads=4 is impossible; allowed: attention heads.* divisor of width",
+        ),
         ("linear", {"units": 3}, "allowed: none"),
         ("inception_v3", {"weights": "imagenet"}, "allowed: none"),
     ],
@@ -180,7 +188,7 @@ def test_the_seed_alone_decides_the_initial_weights(name: str, shapes: Shapes) -
 def test_a_transformer_sees_what_came_before_and_opens_anywhere(tmp_path: Path) -> None:
     import keras
 
-    from labkit.model_parallel.stages import Chain
+    from labkit.model_parallel.stages import BlockChain
 
     model = models.build("transformer", TEXT, width=12, heads=3, feed_forward=7, dropout=0.1)
     codes = np.random.default_rng(0).integers(0, 65, (2, 20))
@@ -191,7 +199,7 @@ def test_a_transformer_sees_what_came_before_and_opens_anywhere(tmp_path: Path) 
     again = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(again(codes), model(codes))
     halves = [f"{half}_add_{number}" for number in (1, 2) for half in ("attention", "feed_forward")]
-    assert Chain(model).names()[1:] == [*halves, "norm", "scores"]
+    assert BlockChain(model).names()[1:] == [*halves, "norm", "scores"]
 
 
 @pytest.mark.parametrize(

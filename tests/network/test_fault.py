@@ -14,7 +14,7 @@ from labkit.common.errors import InvalidInput
 def test_a_fault_says_no_more_than_belongs_to_its_kind() -> None:
     assert Fault("kill", rank=1, step=2).model_dump() == {"rank": 1, "step": 2, "kind": "kill"}
     assert Fault("slow", rank=0, step=1).model_dump()["factor"] == 2.0
-    with pytest.raises(InvalidInput, match=r"seconds=2\.0 says nothing of kind='kill'"):
+    with pytest.raises(InvalidInput, match=r"seconds=2\.0 does not apply to kind='kill'"):
         Fault("kill", rank=1, step=2, seconds=2)
     with pytest.raises(InvalidInput, match="kind='burn' is impossible"):
         Fault("burn", rank=1, step=2)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.network import Network, Queues
+from labkit.network import FifoLinks, Network
 
 
-def send(links: Queues, *rows: tuple[int, int, float, float]) -> list[float]:
+def send(links: FifoLinks, *rows: tuple[int, int, float, float]) -> list[float]:
     """Deliveries of messages (source, destination, bytes, ready)."""
     source, destination, nbytes, ready = (np.array(column) for column in zip(*rows, strict=True))
     return list(links.send(source, destination, nbytes * 1.0, ready * 1.0).delivery)
@@ -26,69 +26,69 @@ def unit(**fields: Any) -> Network:
 
 
 def test_a_message_takes_its_bytes_over_bandwidth_and_latency() -> None:
-    assert send(Queues(unit(), 2), (0, 1, 5, 3)) == [3 + 5 + 10]
+    assert send(FifoLinks(unit(), 2), (0, 1, 5, 3)) == [3 + 5 + 10]
 
 
 def test_a_masters_link_serves_one_message_after_the_other() -> None:
-    assert send(Queues(unit(), 4), (1, 0, 5, 0), (2, 0, 5, 0), (3, 0, 5, 0)) == [15, 20, 25]
+    assert send(FifoLinks(unit(), 4), (1, 0, 5, 0), (2, 0, 5, 0), (3, 0, 5, 0)) == [15, 20, 25]
 
 
 def test_both_directions_of_a_link_are_free_at_once() -> None:
-    assert send(Queues(unit(), 2), (0, 1, 5, 0), (1, 0, 5, 0)) == [15, 15]
+    assert send(FifoLinks(unit(), 2), (0, 1, 5, 0), (1, 0, 5, 0)) == [15, 15]
 
 
 def test_a_link_serves_in_order_of_readiness_then_of_rows() -> None:
     rows = (1, 0, 5, 2), (2, 0, 5, 0), (3, 0, 5, 2)
-    assert send(Queues(unit(), 4), *rows) == [20, 15, 25]
+    assert send(FifoLinks(unit(), 4), *rows) == [20, 15, 25]
 
 
 def test_cut_through_does_not_send_twice() -> None:
     # Both links of the way carry the message at the same time: 5 s, not 10.
-    links = Queues(unit(), 2)
+    links = FifoLinks(unit(), 2)
     send(links, (0, 1, 5, 0))
     assert links.busy.tolist() == [5, 0, 0, 5]
 
 
 def test_a_busy_receiver_does_not_hold_up_the_senders_next_message() -> None:
     rows = (1, 0, 5, 0), (2, 0, 5, 0), (2, 3, 5, 0)
-    assert send(Queues(unit(), 4), *rows) == [15, 20, 20]
+    assert send(FifoLinks(unit(), 4), *rows) == [15, 20, 20]
 
 
 def test_links_stay_busy_from_one_round_to_the_next() -> None:
-    links = Queues(unit(), 3)
+    links = FifoLinks(unit(), 3)
     send(links, (0, 1, 5, 0))
     assert send(links, (0, 2, 5, 1)) == [20]
 
 
 def test_an_empty_message_takes_the_latency() -> None:
-    assert send(Queues(unit(), 2), (0, 1, 0, 3)) == [13]
+    assert send(FifoLinks(unit(), 2), (0, 1, 0, 3)) == [13]
 
 
 def test_a_slow_rank_occupies_its_own_links_for_longer() -> None:
-    links = Queues(unit(slow={1: 3}), 3)
+    links = FifoLinks(unit(stragglers={1: 3}), 3)
     assert send(links, (0, 1, 5, 0), (1, 2, 5, 0), (2, 0, 5, 0)) == [25, 25, 15]
 
 
 def test_hosts_share_their_uplink_but_not_their_inside() -> None:
     network = unit(hosts=2, host_latency=1, host_bandwidth=5)
-    inside = Queues(network, 4)
+    inside = FifoLinks(network, 4)
     assert send(inside, (0, 1, 5, 0), (1, 0, 5, 0)) == [2, 2]
-    outside = Queues(network, 4)
+    outside = FifoLinks(network, 4)
     # 0 and 1 leave by one uplink of 1 byte/s: the second waits 5 s for the first.
     assert send(outside, (0, 2, 5, 0), (1, 3, 5, 0)) == [15, 20]
     # Two hosts to two hosts: no link in common.
-    apart = Queues(network, 8)
+    apart = FifoLinks(network, 8)
     assert send(apart, (0, 4, 5, 0), (2, 6, 5, 0)) == [15, 15]
 
 
 def test_messages_within_a_host_do_not_use_its_uplink() -> None:
-    links = Queues(unit(hosts=2, host_latency=1, host_bandwidth=5), 4)
+    links = FifoLinks(unit(hosts=2, host_latency=1, host_bandwidth=5), 4)
     assert send(links, (0, 1, 5, 0), (0, 2, 5, 0), (3, 2, 5, 0)) == [2, 16, 2]
 
 
 def test_a_graph_takes_the_way_of_fewest_hops_at_its_slowest_link() -> None:
     links = {(0, 1): 5.0, (1, 2): 1.0, (0, 3): 9.0, (3, 4): 9.0, (4, 2): 9.0}
-    net = Queues(unit(links=links), 5)
+    net = FifoLinks(unit(links=links), 5)
     transfers = net.send(np.array([0]), np.array([2]), np.array([5.0]), np.array([0.0]))
     ways = [net.names[int(link[0])] for link, *_ in transfers.hops]
     assert ways == ["0 to 1", "1 to 2"]
@@ -96,15 +96,15 @@ def test_a_graph_takes_the_way_of_fewest_hops_at_its_slowest_link() -> None:
 
 
 def test_a_graph_without_a_way_says_which_ranks() -> None:
-    links = Queues(unit(links={(0, 1): 1.0}), 3)
-    with pytest.raises(InvalidInput, match="no way leads from rank 1 to rank 0"):
+    links = FifoLinks(unit(links={(0, 1): 1.0}), 3)
+    with pytest.raises(InvalidInput, match="no route leads from rank 1 to rank 0"):
         links.depart(1, 0, 5, 0)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"slow": {4: 2}}, r"slow ranks \[4\]"),
+        ({"stragglers": {4: 2}}, r"stragglers \[4\]"),
         ({"links": {(0, 9): 1.0}}, r"links \[\(0, 9\)\]"),
         ({"links": {(1, 1): 1.0}}, "pairs of different ranks"),
         ({"hosts": ((0, 1),)}, "every rank from 0 to 2"),
@@ -114,7 +114,7 @@ def test_a_network_that_does_not_fit_the_size_is_refused(
     fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
-        Queues(unit(**fields), 3)
+        FifoLinks(unit(**fields), 3)
 
 
 @st.composite
@@ -139,9 +139,9 @@ def rounds(draw: st.DrawFn) -> list[tuple[int, int, float, float]]:
 def test_two_halves_in_two_processes_equal_one_call(
     rows: list[tuple[int, int, float, float]], jitter: float
 ) -> None:
-    network = unit(jitter=jitter, slow={2: 2})
-    together = send(Queues(network, 5), *rows)
-    mine = [Queues(network, 5) for _ in range(5)]  # each rank knows only its own links
+    network = unit(jitter=jitter, stragglers={2: 2})
+    together = send(FifoLinks(network, 5), *rows)
+    mine = [FifoLinks(network, 5) for _ in range(5)]  # each rank knows only its own links
     first = [mine[source].depart(source, to, size, now) for source, to, size, now in rows]
     split = np.empty(len(rows))
     for row in np.argsort(first, kind="stable"):
@@ -155,7 +155,7 @@ def test_two_halves_in_two_processes_equal_one_call(
 def test_no_link_carries_more_than_its_bandwidth(
     rows: list[tuple[int, int, float, float]],
 ) -> None:
-    links = Queues(unit(hosts=2, host_bandwidth=2), 5)
+    links = FifoLinks(unit(hosts=2, host_bandwidth=2), 5)
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     transfers = links.send(columns[0], columns[1], columns[2] * 1.0, columns[3])
     spans: dict[int, list[tuple[float, float]]] = {}
@@ -172,12 +172,12 @@ def test_no_link_carries_more_than_its_bandwidth(
 def test_jitter_is_drawn_by_seed_and_number_of_the_message() -> None:
     rows = [(0, 1, 1.0, 0.0), (0, 2, 1.0, 0.0), (1, 2, 1.0, 0.0)]
     jittery = unit(jitter=4, seed=1)
-    once, again = send(Queues(jittery, 3), *rows), send(Queues(jittery, 3), *rows)
-    other = send(Queues(unit(jitter=4, seed=2), 3), *rows)
-    still = send(Queues(unit(), 3), *rows)
+    once, again = send(FifoLinks(jittery, 3), *rows), send(FifoLinks(jittery, 3), *rows)
+    other = send(FifoLinks(unit(jitter=4, seed=2), 3), *rows)
+    still = send(FifoLinks(unit(), 3), *rows)
     assert once == again != other
     assert all(0 <= late - calm < 8 for late, calm in zip(once, still, strict=True))
-    links = Queues(jittery, 2)
+    links = FifoLinks(jittery, 2)
     delays = [send(links, (0, 1, 0, 100 * k))[0] - 100 * k - 10 for k in range(50)]
     assert len(set(delays)) == 50
     assert 0 <= min(delays) < 1

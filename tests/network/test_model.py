@@ -54,14 +54,17 @@ def positive() -> st.SearchStrategy[float]:
         st.just({}),
     ),
     slow=st.dictionaries(
-        st.integers(0, 5), st.one_of(st.floats(1, 9), st.just(Slowdown(law="uniform", compute=2)))
+        st.integers(0, 5),
+        st.one_of(st.floats(1, 9), st.just(Slowdown(distribution="uniform", compute=2))),
     ),
     bandwidth=positive(),
 )
 def test_json_brings_back_the_same_network(
     fields: dict[str, Any], slow: dict[int, Any], bandwidth: float
 ) -> None:
-    network = Network(latency=1e-6, bandwidth=bandwidth, jitter=1e-7, seed=3, slow=slow, **fields)
+    network = Network(
+        latency=1e-6, bandwidth=bandwidth, jitter=1e-7, seed=3, stragglers=slow, **fields
+    )
     text = json.dumps(network.model_dump(mode="json"))
     assert Network.model_validate(json.loads(text)) == network
     assert Network.model_validate_json(network.model_dump_json()) == network
@@ -76,8 +79,8 @@ def test_json_brings_back_the_same_network(
         {"latency": float("nan")},
         {"jitter": -1},
         {"hosts": 0},
-        {"slow": {0: 0.5}},
-        {"slow": {-1: 2}},
+        {"stragglers": {0: 0.5}},
+        {"stragglers": {-1: 2}},
         {"links": {(0, 1): -1}},
         {"links": {(0, 1): 1}, "hosts": 2},
         {"host_latency": 1},
@@ -90,14 +93,16 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_a_factor_slows_both_compute_and_transfer() -> None:
-    network = Network(latency=0, bandwidth=1, slow={1: 3})
+    network = Network(latency=0, bandwidth=1, stragglers={1: 3})
     assert network.compute_factor(1, number=7) == network.transfer_factor(1) == 3
     assert network.compute_factor(0, number=7) == network.transfer_factor(0) == 1
 
 
 @pytest.mark.parametrize("law", ["uniform", "exponential"])
 def test_a_random_law_keeps_its_mean_repeats_and_never_speeds_up(law: Any) -> None:
-    network = Network(latency=0, bandwidth=1, seed=5, slow={1: Slowdown(compute=2.5, law=law)})
+    network = Network(
+        latency=0, bandwidth=1, seed=5, stragglers={1: Slowdown(compute=2.5, distribution=law)}
+    )
     drawn = np.array([network.compute_factor(1, number) for number in range(4000)])
     assert drawn.min() >= 1
     assert drawn.mean() == pytest.approx(2.5, abs=0.1)
@@ -115,14 +120,14 @@ def test_a_network_lays_out_the_schedules_that_follow_it() -> None:
     hosts = Network(latency=0, bandwidth=1, hosts=((0, 2), (1, 3)))
     first = next(iter(hosts.schedule("hierarchical")(4)))
     assert first.rows() == [(2, 0, 0, 2, True), (3, 1, 0, 2, True)]
-    assert interpreter.count(hosts.schedule("ring")(4), 4).chunks == 4
+    assert interpreter.count_messages(hosts.schedule("ring")(4), 4).chunks == 4
 
 
 def test_a_part_keeps_hosts_links_and_slow_ranks_under_new_numbers() -> None:
-    hosts = Network(latency=0, bandwidth=1, hosts=2, slow={1: 2.0, 4: 3.0})
+    hosts = Network(latency=0, bandwidth=1, hosts=2, stragglers={1: 2.0, 4: 3.0})
     seen = hosts.part([4, 1, 2], 5)
     assert seen.hosts == ((1,), (2,), (0,))
-    assert {rank: each.compute for rank, each in seen.slow.items()} == {0: 3.0, 1: 2.0}
+    assert {rank: each.compute for rank, each in seen.stragglers.items()} == {0: 3.0, 1: 2.0}
     graph = Network(latency=0, bandwidth=1, links={(0, 1): 5, (1, 2): 7, (2, 1): 8})
     assert graph.part([2, 1], 3).links == {(1, 0): 7, (0, 1): 8}
     assert Network.named("1GbE").part([3], 4) == Network.named("1GbE")

@@ -11,8 +11,8 @@ from flow_networks import as_network, columns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.network import FREE, Flows, Network, carrier, drained, max_min
-from labkit.network.shared import MOST, FlowTable, shared_links
+from labkit.network import FREE, Flows, Network, carrier, finish_times, max_min
+from labkit.network.shared import MAX_FLOWS, FlowTable, shared_links
 from labkit.schedules import Round
 from labkit.simulate import simulate
 from tests.acceptance.flow_sets import FLOW_SETS, FlowSet
@@ -22,7 +22,7 @@ by_hand = pytest.mark.parametrize("each", FLOW_SETS, ids=lambda each: each.name)
 
 @by_hand
 def test_flows_drain_when_arithmetic_says_so(each: FlowSet) -> None:
-    found = drained(columns(each), each.nbytes, each.start, each.bandwidth)
+    found = finish_times(columns(each), each.nbytes, each.start, each.bandwidth)
     assert found.tolist() == pytest.approx(each.drained, rel=1e-9)
 
 
@@ -130,7 +130,7 @@ def test_every_flow_has_a_bottleneck_on_which_nobody_is_faster(
 
 NETWORKS = [
     Network(latency=0.5, bandwidth=2),
-    Network(latency=0.5, bandwidth=2, slow={1: 3.0}, jitter=0.25, seed=4),
+    Network(latency=0.5, bandwidth=2, stragglers={1: 3.0}, jitter=0.25, seed=4),
     Network(latency=0.5, bandwidth=2, hosts=2, host_bandwidth=5, host_latency=0.125),
     Network(latency=0, bandwidth=2, links={(a, (a + 1) % 5): 1.0 + a for a in range(5)}),
 ]
@@ -173,14 +173,14 @@ def test_a_table_forgets_what_has_drained_and_has_room_when_something_drains() -
     table = FlowTable(Network(latency=0, bandwidth=1), 2)
     table.attach(np.zeros(table.length))
     first = table.depart(0, 1, 1, FREE, 0.0)
-    for _ in range(MOST - 1):
+    for _ in range(MAX_FLOWS - 1):
         assert table.room(0.0) <= 0
         last = table.depart(0, 1, 1, FREE, 0.0)
-    assert table.room(0.0) == pytest.approx(MOST)
-    assert table.arrive([(last, 0, 1, 1)], 0.0) == pytest.approx(MOST)
-    later = table.depart(0, 1, 3, FREE, 2.0 * MOST)
-    assert table.arrive([(first, 0, 1, 1)], 2.0 * MOST) <= 2 * MOST
-    assert table.arrive([(later, 0, 1, 3)], 2.0 * MOST) == pytest.approx(2 * MOST + 3)
+    assert table.room(0.0) == pytest.approx(MAX_FLOWS)
+    assert table.arrive([(last, 0, 1, 1)], 0.0) == pytest.approx(MAX_FLOWS)
+    later = table.depart(0, 1, 3, FREE, 2.0 * MAX_FLOWS)
+    assert table.arrive([(first, 0, 1, 1)], 2.0 * MAX_FLOWS) <= 2 * MAX_FLOWS
+    assert table.arrive([(later, 0, 1, 3)], 2.0 * MAX_FLOWS) == pytest.approx(2 * MAX_FLOWS + 3)
 
 
 def test_what_joins_later_is_known_to_who_asks_again() -> None:

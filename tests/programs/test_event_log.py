@@ -28,7 +28,11 @@ RING = 2 * (WORKERS - 1) / WORKERS  # of the buffer, that each sends
     [
         (ParameterAveraging(1), RING * MODEL, 0),
         (ParameterAveraging(4), RING * MODEL / 4, 0),
-        (ParameterAveraging(4, fragments=4, outer="nesterov"), RING * MODEL * 23 / 4 / STEPS, 0),
+        (
+            ParameterAveraging(4, fragments=4, outer_optimizer="nesterov"),
+            RING * MODEL * 23 / 4 / STEPS,
+            0,
+        ),
         # Pulls at steps 4, 8, 12, 16, and after the last one, which no server answers.
         (ElasticAveraging(0.1, period=4, center="allreduce"), RING * MODEL * 5 / STEPS, 0),
         (ElasticAveraging(0.1, period=4), (2 * 4 + 1) * MODEL / STEPS, 0),

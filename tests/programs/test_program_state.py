@@ -17,20 +17,20 @@ from sample_programs import FAST, begun
 
 from labkit import (
     AllReduce,
+    BlockCoordinateDescent,
     Codistillation,
     Downpour,
     ElasticAveraging,
     Gossip,
     ParameterAveraging,
     ParameterServer,
-    ScheduledBlocks,
     SoftSync,
     StaleSynchronous,
 )
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime
 from labkit.programs.carriers import Event
-from labkit.programs.program_state import ProgramState, keep, taken
+from labkit.programs.program_state import ProgramState, keep, restore_object
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies import STRATEGIES, ProgramStrategy
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 CASES = [
     AllReduce(),
     ParameterServer(2),
-    ParameterServer(2, backups=1),
+    ParameterServer(2, backup_workers=1),
     ParameterServer(2, synchronous=False),
     ParameterServer(1, synchronous=False, stages=2),
     StaleSynchronous(1),
@@ -50,10 +50,10 @@ CASES = [
     Gossip("random_pairs"),
     Gossip("ring", asynchronous=True),
     ParameterAveraging(4),
-    ParameterAveraging(4, fragments=2, delay=1, outer="nesterov"),
+    ParameterAveraging(4, fragments=2, overlap_steps=1, outer_optimizer="nesterov"),
     STRATEGIES["AsynchronousDiLoCo"](period=3),
     Codistillation(period=3),
-    ScheduledBlocks(block=500, parallel=2),
+    BlockCoordinateDescent(block=500, blocks_per_round=2),
 ]
 
 
@@ -68,7 +68,11 @@ def test_every_strategy_that_plays_is_here() -> None:
 @pytest.mark.parametrize("strategy", CASES, ids=str)
 @pytest.mark.parametrize("network", [FAST, FAST.model_copy(update={"sharing": "fifo"}), None])
 def test_what_is_taken_up_is_the_whole_play_bit_for_bit(strategy: Any, network: Any) -> None:
-    given: Any = {"network": network, "compute": ComputeTime(0.1, law="lognormal"), "steps": 6}
+    given: Any = {
+        "network": network,
+        "compute": ComputeTime(0.1, distribution="lognormal"),
+        "steps": 6,
+    }
     world, scenes, diary, _ = begun(strategy, 4, epochs=2, **given)
     moments: list[float] = []
     world.play(lambda own: moments.append(own.now))
@@ -116,7 +120,7 @@ def test_arrays_that_are_one_stay_one_and_are_not_copied() -> None:
     kept = keep([array, array, (array,)], {})
     assert kept.arrays[0] is array
     assert len(kept.arrays) == 1
-    one, two, (three,) = taken(kept, {})
+    one, two, (three,) = restore_object(kept, {})
     assert one is two is three is array
 
 
@@ -152,12 +156,13 @@ def nodes(*content: Any, root: Any = (0,)) -> str:
 
 def refusal(form: str) -> str:
     with pytest.raises(LabkitError) as caught:
-        taken(ProgramState(form, ()), {})
+        restore_object(ProgramState(form, ()), {})
     return str(caught.value)
 
 
 def test_a_forged_state_of_any_class_runs_nothing(events: list[str]) -> None:
-    assert ("labkit.hosts.host_namespaces", "Space") in CLASSES  # its constructor starts a process
+    # The constructor of this class starts a process.
+    assert ("labkit.hosts.host_namespaces", "HostNamespaces") in CLASSES
     assert len(CLASSES) > 500
     for module, name in CLASSES:
         pickled = f"c{module}\n{name}\n((dVname\nVa\nstR."  # calls it with a dict
@@ -178,7 +183,7 @@ class Bomb:
 def test_a_pickle_in_place_of_a_state_is_refused_with_the_schema(events: list[str]) -> None:
     for protocol in range(6):
         form = pickle.dumps([Bomb()], protocol).decode("ascii", "replace")
-        assert "no JSON of schema 1" in refusal(form)
+        assert "not JSON of schema 1" in refusal(form)
     assert events == []
     assert not Path("mark").exists()
 
@@ -186,14 +191,16 @@ def test_a_pickle_in_place_of_a_state_is_refused_with_the_schema(events: list[st
 def test_a_record_begins_without_its_constructor() -> None:
     names = ["_leads", "_each", "_epoch", "_epochs", "_granted", "_total", "_done", "_at_work"]
     values = dict(zip([*names, "_lost", "_kept"], range(10), strict=True))
-    quota = taken(ProgramState(nodes(["record", ["Quota", [*values], [*values.values()]]]), ()), {})
+    quota = restore_object(
+        ProgramState(nodes(["record", ["Quota", [*values], [*values.values()]]]), ()), {}
+    )
     assert vars(quota) == values
 
 
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ("", "no JSON of schema 1"),
+        ("", "not JSON of schema 1"),
         ('{"schema": 2, "root": 1, "nodes": []}', "has schema 2, this labkit reads 1"),
         ('{"schema": 1}', "KeyError"),
         ('{"schema": 1, "root": ' + "[" * 100_000, "RecursionError"),
@@ -204,10 +211,10 @@ def test_a_record_begins_without_its_constructor() -> None:
         (nodes(["object", 1]), "a state has a node 'object'; allowed: list, tuple, set, dict"),
         (nodes(["array", 0]), "IndexError"),
         (nodes(["outside", "world"]), "KeyError"),
-        (nodes(["record", ["Popen", [], []]]), "names a record 'Popen'; allowed: AllReduce, "),
+        (nodes(["record", ["Popen", [], []]]), "unknown class 'Popen'; allowed: AllReduceAction, "),
         (nodes(["record", ["Quota", ["x"], [1]]]), "missing or unknown: _at_work"),
         (nodes(["record", ["Quota", [7], [1]]]), "missing or unknown: 7, _at_work"),
-        (nodes(["dtype", "O"]), "type of Python objects"),
+        (nodes(["dtype", "O"]), "dtype of Python objects"),
         (nodes(["scalar", ["O", "00"]]), "type of Python objects"),
         (nodes(["scalar", ["float64", "00"]]), "ValueError"),
         (nodes(["generator", {"bit_generator": "MT19937"}]), "ValueError"),
@@ -240,7 +247,7 @@ def test_keys_that_are_forged_to_share_a_hash_are_refused(keys: list[Any]) -> No
     parts = [key for key in keys if isinstance(key, list)]
     members = [[n] for n in range(len(parts))] or keys
     for last in (["set", members], ["dict", [members, members]]):
-        assert "100 keys of one hash; allowed are 32" in refusal(nodes(*parts, last))
+        assert "100 keys with the same hash; allowed: 32" in refusal(nodes(*parts, last))
 
 
 @pytest.mark.parametrize("strategy", [ParameterServer(2), ParameterAveraging(4, fragments=2)])
@@ -260,7 +267,7 @@ def test_a_state_with_odd_values_is_taken_or_refused(strategy: Any) -> None:
             place = place[key]
         place[key] = odd[draw.integers(len(odd))]
         try:
-            taken(
+            restore_object(
                 ProgramState(json.dumps(content), state.arrays),
                 {"roles": roles, "strategy": strategy},
             )
@@ -272,7 +279,7 @@ def test_a_state_with_odd_values_is_taken_or_refused(strategy: Any) -> None:
 
 def test_an_event_of_a_state_calls_no_other_method() -> None:
     world, *_ = begun(ParameterServer(1), 2)
-    world._at(0.0, Event("__setattr__", ("mark", 1)))
-    with pytest.raises(LabkitError, match="a state asks for '__setattr__'; allowed: _arrive"):
+    world._schedule(0.0, Event("__setattr__", ("mark", 1)))
+    with pytest.raises(LabkitError, match="names the event '__setattr__'; allowed: _arrive"):
         world.play()
     assert not hasattr(world, "mark")

@@ -14,11 +14,11 @@ from labkit import ErrorFeedback, TopK
 from labkit.common.errors import LabkitError
 from labkit.programs.actions import Gradient, Message
 from labkit.programs.carriers import Event
-from labkit.programs.program_state import ProgramState, keep, taken
+from labkit.programs.program_state import ProgramState, keep, restore_object
 
 
 def again(thing: Any, **outside: object) -> Any:
-    return taken(keep(thing, outside), outside)
+    return restore_object(keep(thing, outside), outside)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_random_numbers_go_on() -> None:
     random = np.random.default_rng(3)
     random.standard_normal(5)
     state = keep(random, {})
-    assert taken(state, {}).bytes(9) == random.bytes(9)
+    assert restore_object(state, {}).bytes(9) == random.bytes(9)
 
 
 def test_a_record_has_the_arrays_that_others_have() -> None:
     values = np.arange(3.0)
     state = keep([Gradient(values, 2, 0.5, 1), values], {})
-    gradient, array = taken(state, {})
+    gradient, array = restore_object(state, {})
     assert gradient.values is array
     assert (gradient.rows, gradient.before) == (2, ())
 
@@ -80,11 +80,11 @@ def test_a_record_has_the_arrays_that_others_have() -> None:
 @pytest.mark.parametrize(
     ("thing", "says"),
     [
-        (os.system, "no data"),
-        (object(), "a state holds a builtins.object, which is no data; allowed: numbers"),
-        (Message, "no data"),
+        (os.system, "not data"),
+        (object(), "a state holds a builtins.object, which is not data; allowed: numbers"),
+        (Message, "not data"),
         (np.array([None]), "an array of Python objects"),
-        (np.random.Generator(np.random.MT19937(1)), "no data"),
+        (np.random.Generator(np.random.MT19937(1)), "not data"),
     ],
 )
 def test_what_is_no_data_is_refused_when_it_is_kept(thing: Any, says: str) -> None:

@@ -75,7 +75,7 @@ def test_servers_that_wait_keep_their_weights_at_the_end_of_each_epoch() -> None
 def test_backup_workers_are_not_waited_for() -> None:
     slow = {2: Slowdown(compute=4.0)}
     waits = play(ParameterServer(1), 3, slow=slow)[0].now
-    world, _, diary = play(ParameterServer(1, backups=1), 3, slow=slow)
+    world, _, diary = play(ParameterServer(1, backup_workers=1), 3, slow=slow)
     assert world.now < 0.5 * waits
     dropped = [event for event in diary.events if event["update"] < 0]
     assert {event["worker"] for event in dropped} == {2}
@@ -84,7 +84,7 @@ def test_backup_workers_are_not_waited_for() -> None:
 
 
 def test_the_same_laws_give_the_same_run_bit_for_bit() -> None:
-    given: Any = {"compute": ComputeTime(0.1, law="lognormal"), "steps": 20}
+    given: Any = {"compute": ComputeTime(0.1, distribution="lognormal"), "steps": 20}
     strategy = ParameterServer(2, synchronous=False)
     first, again = (play(strategy, 4, **given) for _ in range(2))
     assert first[2].events == again[2].events
@@ -94,7 +94,7 @@ def test_the_same_laws_give_the_same_run_bit_for_bit() -> None:
 
 
 def test_a_worker_that_is_slower_changes_nobody_elses_times() -> None:
-    given: Any = {"compute": ComputeTime(0.1, law="exponential"), "network": None}
+    given: Any = {"compute": ComputeTime(0.1, distribution="exponential"), "network": None}
     strategy = ParameterServer(1, synchronous=False)
     _, plain, _ = play(strategy, 3, **given)
     _, slower, _ = play(strategy, 3, slow={1: Slowdown(compute=3.0)}, **given)
@@ -108,7 +108,7 @@ def test_a_worker_that_is_slower_changes_nobody_elses_times() -> None:
 
 def test_the_order_of_another_run_gives_its_weights() -> None:
     strategy = ParameterServer(2, synchronous=False)
-    _, ours, diary = play(strategy, 3, compute=ComputeTime(0.1, law="exponential"))
+    _, ours, diary = play(strategy, 3, compute=ComputeTime(0.1, distribution="exponential"))
     script: dict[int, list[tuple[int, int]]] = {3: [], 4: []}
     for event in diary.events:
         script[int(event["server"])].append((int(event["worker"]), int(event["step"])))

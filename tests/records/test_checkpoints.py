@@ -13,15 +13,15 @@ from labkit.records.checkpoints import (
     FOLDER,
     MANIFEST,
     Checkpoint,
+    complete_checkpoints,
     daly,
-    forget,
-    go_back,
-    newest,
-    read,
-    seal,
-    sealed,
+    newest_checkpoint,
+    publish,
+    read_manifest,
+    remove_after,
+    remove_old,
 )
-from labkit.records.pieces import Piece, file_of, write
+from labkit.records.pieces import TensorBox, rank_file, write
 
 
 def checkpoint(run: Path, step: int) -> Path:
@@ -29,11 +29,11 @@ def checkpoint(run: Path, step: int) -> Path:
     folder.mkdir(parents=True)
     files = {
         f"rank{rank}.npz": write(
-            file_of(folder, rank), [Piece.alone("w", np.full(3, step + rank))], {}
+            rank_file(folder, rank), [TensorBox.local("w", np.full(3, step + rank))], {}
         )
         for rank in range(2)
     }
-    seal(folder, {"taken": step, "ranks": 2, "files": files})
+    publish(folder, {"taken": step, "ranks": 2, "files": files})
     return run / FOLDER / str(step)
 
 
@@ -48,8 +48,8 @@ def test_a_damaged_one_gives_way_to_the_one_before_and_is_named(
     content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises((LabkitError, ValueError)):
-        read(path.parent)
-    found = newest(tmp_path, lambda manifest: True)
+        read_manifest(path.parent)
+    found = newest_checkpoint(tmp_path, lambda manifest: True)
     assert found is not None
     assert found.step == 5
     assert f"9/{file}" in found.notes[0]
@@ -59,18 +59,18 @@ def test_a_lost_file_and_a_half_written_one_are_no_checkpoints(tmp_path: Path) -
     checkpoint(tmp_path, 5)
     (checkpoint(tmp_path, 7) / "rank1.npz").unlink()
     (checkpoint(tmp_path, 9) / MANIFEST).unlink()
-    found = newest(tmp_path, lambda manifest: True)
+    found = newest_checkpoint(tmp_path, lambda manifest: True)
     assert found is not None
     assert (found.step, len(found.notes)) == (5, 1)
     assert "7/rank1.npz cannot be read" in found.notes[0]
 
 
 def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> None:
-    assert newest(tmp_path, lambda manifest: True) is None
+    assert newest_checkpoint(tmp_path, lambda manifest: True) is None
     for step in (5, 9):
         (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
-    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*begin anew"):
-        newest(tmp_path, lambda manifest: True)
+    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*start again"):
+        newest_checkpoint(tmp_path, lambda manifest: True)
 
 
 GOOD: dict[str, Any] = {"taken": 5, "ranks": 2, "files": {}}
@@ -88,21 +88,21 @@ def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path
     half = tmp_path / FOLDER / "5.half"
     half.mkdir(parents=True)
     (half / "rank0.npz").touch()
-    seal(half, {**GOOD, **odd})
+    publish(half, {**GOOD, **odd})
     (sole,) = half.parent.iterdir()  # its name is what the manifest says
     sole.rename(half.with_name("5"))
-    with pytest.raises(LabkitError, match="no checkpoint is whole: begin anew"):
-        newest(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
+    with pytest.raises(LabkitError, match="no checkpoint is complete: start again"):
+        newest_checkpoint(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
 
 
 def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
         checkpoint(tmp_path, step)
     (tmp_path / FOLDER / "12.half").mkdir()
-    forget(tmp_path / FOLDER, keep=2)
-    assert [each.name for each in sealed(tmp_path)] == ["11", "10"]
+    remove_old(tmp_path / FOLDER, keep=2)
+    assert [each.name for each in complete_checkpoints(tmp_path)] == ["11", "10"]
     assert (tmp_path / FOLDER / "12.half").exists()
-    go_back(tmp_path / FOLDER, 10)
+    remove_after(tmp_path / FOLDER, 10)
     assert sorted(each.name for each in (tmp_path / FOLDER).iterdir()) == ["10"]
 
 
@@ -122,8 +122,8 @@ def test_the_interval_loses_least() -> None:
 def test_what_cannot_be_an_interval_is_refused() -> None:
     assert Checkpoint("30s").interval(None) == 30.0
     assert Checkpoint(50).steps == 50
-    assert Checkpoint(failures=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
+    assert Checkpoint(mtbf=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
     with pytest.raises(InvalidInput, match=r"every=.* is impossible; give steps, or a time such"):
         Checkpoint("soon")
     with pytest.raises(InvalidInput, match="give one"):
-        Checkpoint(50, failures=3600.0)
+        Checkpoint(50, mtbf=3600.0)

@@ -17,7 +17,7 @@ from sample_runs import FAILED_GATE, write_run
 
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.jobs.log import Log
+from labkit.jobs.log import RunLog
 from labkit.records import store
 from labkit.records.export import export, to_mlflow, to_tensorboard
 from labkit.records.run import Run
@@ -98,7 +98,7 @@ def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: 
         assert losses == pytest.approx(run.history.groupby("step")["loss"].mean().tolist())
         assert [event.step for event in read.Scalars("epoch/val_accuracy")] == [20, 40, 60]
         assert read.Scalars("step_ms.median")[0].value == 5.0
-        [text] = read.Tensors("labkit.gate")
+        [text] = read.Tensors("labkit.equivalence")
         assert text.tensor_proto.string_val[0].decode().startswith(gate)
     told = b"".join(path.read_bytes() for path in folder.rglob("events*"))
     assert b"strategy.algorithm" in told
@@ -118,7 +118,10 @@ def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     kept = [client.get_run(number) for number in numbers]
     assert [each.info.run_name for each in kept] == [run.name for run in runs]
     assert [each.info.status for each in kept] == ["FINISHED", "FINISHED"]
-    assert [each.data.tags["labkit.gate"].split()[0] for each in kept] == ["passed", "failed"]
+    assert [each.data.tags["labkit.equivalence"].split()[0] for each in kept] == [
+        "passed",
+        "failed",
+    ]
     assert kept[1].data.params["dataset"] == "~/x.npz"
     assert kept[0].data.metrics["step_ms.median"] == 5.0
     history = client.get_metric_history(numbers[0], "step/loss")
@@ -131,7 +134,7 @@ def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     found = client.search_runs([kept[0].info.experiment_id])
     assert {each.info.run_id for each in found} == set(again)
     assert to_mlflow(runs, place) == again
-    odd = Log(store.new_run_directory(tmp_path, "odd"), {"epochs (own)": [1], "a": "x" * 9000})
+    odd = RunLog(store.new_run_directory(tmp_path, "odd"), {"epochs (own)": [1], "a": "x" * 9000})
     odd.add({"F1 (macro)": [0.1, 0.2], "F1 [macro]": 0.3, "/top//5%": 0.4, "..": 0.5, "μ": 0.6})
     store.fail(odd.run.path, "no" * 9000)
     data = client.get_run(*to_mlflow([odd.run], place)).data
@@ -139,7 +142,7 @@ def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     told = {"F1 _macro_": 0.2, "F1 _macro__": 0.3, "top/5_": 0.4, "_": 0.5, "μ": 0.6}
     assert told.items() <= data.metrics.items()
     assert data.metrics["epoch/F1 _macro_"] == 0.2
-    with pytest.raises(InvalidInput, match=r"name a file, such as .*mlflow\.db"):
+    with pytest.raises(InvalidInput, match=r"give a file, such as .*mlflow\.db"):
         to_mlflow(runs, tmp_path)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.records.input_wait import SYNTHETIC, WAYS, Fed, InputTrace, input_costs
+from labkit.records.input_wait import SYNTHETIC, WAYS, FedStep, InputTrace, input_costs
 
 NAN = float("nan")
 
 
-def turn(way: str, repeat: int, idle: float, compute: float, steps: int = 3) -> list[Fed]:
+def turn(way: str, repeat: int, idle: float, compute: float, steps: int = 3) -> list[FedStep]:
     """Steps of this length in ms, one behind the other."""
     found, now = [], 100.0 * repeat
     for step in range(steps):
         got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
-        found.append(Fed(way, repeat, step, now, got, stop, NAN, NAN))
+        found.append(FedStep(way, repeat, step, now, got, stop, NAN, NAN))
         now = stop
     return found
 
@@ -31,7 +31,7 @@ TRACE = InputTrace(
 
 
 def test_a_step_is_idle_until_its_batch_comes() -> None:
-    table = TRACE.frame()
+    table = TRACE.to_dataframe()
     assert table["step_ms"].to_numpy() == pytest.approx(table["idle_ms"] + table["compute_ms"])
     costs = input_costs(TRACE)
     assert list(costs.index) == [SYNTHETIC, "map"]  # in the order of WAYS, not of turns

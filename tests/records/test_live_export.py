@@ -15,10 +15,10 @@ from sample_runs import experiment, history, metrics, write_run
 import labkit
 from labkit.records import store
 from labkit.records.export.fields import points, results
-from labkit.records.export.live import Follower, MlflowStore, Store, TensorBoardStore
+from labkit.records.export.live import MlflowStore, RunForwarder, Store, TensorBoardStore
 from labkit.records.run import Run
 from labkit.records.store import this_process
-from labkit.records.stream import FOLDER, Writer
+from labkit.records.stream import FOLDER, StreamWriter
 
 pytestmark = pytest.mark.heavy
 Curves = dict[tuple[str, int], float]
@@ -89,7 +89,7 @@ class Told:
         path.mkdir(parents=True)
         store.start(path, experiment(seed=seed))
         (path / FOLDER).mkdir()
-        self._ranks = [Writer(path / FOLDER, rank, this_process()) for rank in range(2)]
+        self._ranks = [StreamWriter(path / FOLDER, rank, this_process()) for rank in range(2)]
         table = history(2, 3, seed=seed)
         self.rows = [
             {name: column[place].item() for name, column in table.items()}
@@ -118,11 +118,11 @@ def test_one_run_for_two_ranks_grows_step_by_step_and_ends_as_its_record(
     runs = tmp_path / "runs"
     write_run(runs, name="before")
     told = Told(runs / "job" / "mine")
-    follower = Follower(runs, runs, stores, since=time.time())
-    assert follower.look()
+    follower = RunForwarder(runs, runs, stores, since=time.time())
+    assert follower.forward()
     told.tell(0, 0, 12)
     told.tell(1, 0, 10)
-    assert follower.look()
+    assert follower.forward()
     [run] = kept(place, tmp_path.name)
     assert run.info.status == "RUNNING"
     assert run.data.params["strategy.algorithm"] == "ring"
@@ -139,10 +139,10 @@ def test_one_run_for_two_ranks_grows_step_by_step_and_ends_as_its_record(
     told.tell(0, 12, 40)
     told.tell(1, 10, 35)
     told.tell_epoch(0)
-    assert follower.look()
+    assert follower.forward()
     whole = recorded(told.end())
-    assert not follower.look()
-    assert not follower.look()
+    assert not follower.forward()
+    assert not follower.forward()
     [run] = kept(place, tmp_path.name)
     assert run.info.status == "FINISHED"
     assert run.data.tags["labkit.state"] == "completed"
@@ -157,13 +157,13 @@ def test_a_record_that_says_other_than_was_told_takes_its_place(
     told = Told(tmp_path / "runs" / "mine")
     early = told.metrics | {"test_accuracy": 0.01, "epochs": told.metrics["epochs"][:1]}
     store.write_results(told.path, early, told.rows[:2])  # as a logged run does while it goes on
-    follower = Follower(tmp_path / "runs", tmp_path / "runs", stores, since=0)
+    follower = RunForwarder(tmp_path / "runs", tmp_path / "runs", stores, since=0)
     for rank in range(2):
         told.tell(rank, 0, 30)
-    follower.look()
+    follower.forward()
     late = [row | {"loss": row["loss"] + 1} for row in told.rows]
     whole = recorded(told.end(late))
-    follower.look()
+    follower.forward()
     [run] = kept(place, tmp_path.name)
     assert in_mlflow(place, run) == pytest.approx(whole)
     assert in_tensorboard(tmp_path / "board" / "mine") == pytest.approx(whole, rel=1e-6)
@@ -176,15 +176,15 @@ def test_seeds_lie_below_the_run_that_they_are_of(
     top = runs / "mine"
     top.mkdir(parents=True)
     store.start(top, experiment(repeats=2))
-    follower = Follower(runs, runs, stores, since=0)
+    follower = RunForwarder(runs, runs, stores, since=0)
     for seed in range(2):
         told = Told(top / f"seed{seed}", seed)
         told.tell(0, 0, 5)
         told.tell(1, 0, 5)
-        assert follower.look()
+        assert follower.forward()
         told.end()
     store.fail(top, "no power")
-    assert not follower.look()
+    assert not follower.forward()
     found = {run.info.run_name: run for run in kept(place, tmp_path.name)}
     assert {name: run.info.status for name, run in found.items()} == {
         "mine": "FAILED",
@@ -205,25 +205,25 @@ def test_a_store_that_fails_is_told_once_and_leaves_the_other_alone(
     broken, sound = TensorBoardStore(tmp_path / "gone"), TensorBoardStore(tmp_path / "board")
     (tmp_path / "gone").rmdir()
     (tmp_path / "gone").touch()
-    follower = Follower(tmp_path / "runs", tmp_path / "runs", [broken, sound], since=0)
-    follower.look()
+    follower = RunForwarder(tmp_path / "runs", tmp_path / "runs", [broken, sound], since=0)
+    follower.forward()
     told.end()
-    follower.look()
+    follower.forward()
     said = capsys.readouterr().err
-    assert said.count("what is missing there, labkit compare adds") == 1
+    assert said.count("run labkit compare later to add the missing data") == 1
     assert ("step/loss", 59) in in_tensorboard(tmp_path / "board" / "mine")
 
 
 def test_ranks_that_train_are_logged_as_their_record_says(
     tmp_path: Path, cluster: labkit.Cluster
 ) -> None:
-    follower = Follower(Path("runs"), Path("runs"), [TensorBoardStore(tmp_path / "board")], 0)
+    follower = RunForwarder(Path("runs"), Path("runs"), [TensorBoardStore(tmp_path / "board")], 0)
     live = cluster.submit(labkit.Experiment(dataset="digits", workers=2, epochs=3, batch_size=64))
     while not live.done():
-        follower.look()
+        follower.forward()
         time.sleep(0.2)  # the ranks want the cores
     run = live.result()
-    assert not follower.look()
+    assert not follower.forward()
     whole = recorded(run)
     assert ("step/loss", int(run.history["step"].max())) in whole
     [events] = (tmp_path / "board").rglob("events*")

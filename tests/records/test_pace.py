@@ -15,7 +15,7 @@ from labkit.records import store
 from labkit.records.analysis.losses import epoch_results, loss_curve
 from labkit.records.analysis.spending import to_target
 from labkit.records.measure import summarise
-from labkit.records.pace import in_order, own_pace
+from labkit.records.pace import is_asynchronous, with_end_times
 from labkit.records.result import RankResult, Verdict, WholeResult
 from labkit.records.run import Run
 
@@ -84,11 +84,11 @@ def test_what_servers_dropped_is_no_throughput() -> None:
 
 
 def test_equal_numbers_of_old_gradients_are_not_taken_for_common_steps() -> None:
-    assert own_pace(rows([1.0, 1.0], [3, 3], set()))
-    assert not own_pace(rows([1.0, 1.0], [3, 3], set()).assign(staleness=0.0))
+    assert is_asynchronous(rows([1.0, 1.0], [3, 3], set()))
+    assert not is_asynchronous(rows([1.0, 1.0], [3, 3], set()).assign(staleness=0.0))
     together = rows([1.0, 3.0], [3, 3], set()).drop(columns="staleness")
-    assert not own_pace(together)
-    assert in_order(together)["ended"].tolist() == [3.0, 3.0, 6.0, 6.0, 9.0, 9.0]
+    assert not is_asynchronous(together)
+    assert with_end_times(together)["ended"].tolist() == [3.0, 3.0, 6.0, 6.0, 9.0, 9.0]
 
 
 def test_a_step_of_the_loss_curve_is_as_many_gradients_as_there_are_workers() -> None:
@@ -131,7 +131,7 @@ def test_time_bytes_and_samples_to_a_target_count_what_was_done_by_then(run: Run
 
 
 def test_with_backups_an_update_is_of_fewer_gradients_than_there_are_workers(run: Run) -> None:
-    run.experiment["strategy"] = {"name": "ParameterServer", "backups": 1}
+    run.experiment["strategy"] = {"name": "ParameterServer", "backup_workers": 1}
     found = epoch_results(run, loss_curve(run.history))
     assert found["step"].tolist() == [1.0, 2.0]  # of two gradients each
     assert found["seconds"].tolist() == [0.0, 1.0]

@@ -80,7 +80,7 @@ def test_a_footer_that_lies_is_found_out_before_the_next_column(
     table = pa.table({"kind": [f"{n}" * 1_000 for n in range(1_000)], "step": range(1_000)})
     pq.write_table(table, file, compression="zstd")
     content, footer = file.getvalue(), pq.ParquetFile(file).metadata.row_group(0)
-    monkeypatch.setattr(parquet, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(parquet, "MAX_BYTES", 2**20)
     with pytest.raises(NotPlain, match="unpacks to more than 33,554,432 values or 1,048,576 bytes"):
         read_parquet(content)
     told = varint(footer.column(0).total_uncompressed_size)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import LabkitError
-from labkit.records.pieces import Piece, Rank, State, assembled, file_of, write
+from labkit.records.pieces import CheckpointState, RankFile, TensorBox, assemble, rank_file, write
 
 
 @st.composite
@@ -29,9 +29,10 @@ def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
     return boxes
 
 
-def pieces_of(tensor: np.ndarray, boxes: list[tuple[slice, ...]]) -> list[Piece]:
+def pieces_of(tensor: np.ndarray, boxes: list[tuple[slice, ...]]) -> list[TensorBox]:
     return [
-        Piece("w", tensor[box], tensor.shape, tuple(span.start for span in box)) for box in boxes
+        TensorBox("w", tensor[box], tensor.shape, tuple(span.start for span in box))
+        for box in boxes
     ]
 
 
@@ -42,16 +43,16 @@ def test_what_was_cut_one_way_is_taken_up_cut_another_way(data: st.DataObject) -
     pieces = pieces_of(tensor, data.draw(cuts(shape)))
     for box in data.draw(cuts(shape)):
         corner = tuple(span.start for span in box)
-        found = assembled(data.draw(st.permutations(pieces)), corner, tensor[box].shape)
+        found = assemble(data.draw(st.permutations(pieces)), corner, tensor[box].shape)
         np.testing.assert_array_equal(found, tensor[box])
 
 
 def test_a_part_that_is_missing_is_no_zero() -> None:
     tensor = np.ones((4, 3), np.float32)
     pieces = pieces_of(tensor, [(slice(0, 2), slice(0, 3)), (slice(2, 4), slice(0, 2))])
-    with pytest.raises(LabkitError, match="w is not whole"):
-        assembled(pieces, (0, 0), (4, 3))
-    np.testing.assert_array_equal(assembled(pieces, (0, 0), (2, 3)), tensor[:2])
+    with pytest.raises(LabkitError, match="w is incomplete"):
+        assemble(pieces, (0, 0), (4, 3))
+    np.testing.assert_array_equal(assemble(pieces, (0, 0), (2, 3)), tensor[:2])
 
 
 def test_files_of_ranks_say_together_what_there_was(tmp_path: Path) -> None:
@@ -61,38 +62,45 @@ def test_files_of_ranks_say_together_what_there_was(tmp_path: Path) -> None:
     small = np.arange(3).astype(ml_dtypes.bfloat16)
     scalar = np.array(7, np.int64)
     for rank, rows in enumerate((slice(0, 1), slice(1, 4))):
-        own = [Piece("w", tensor[rows], (4, 3), (rows.start, 0)), Piece.alone("half", small)]
-        write(file_of(tmp_path, rank), [*own, Piece.alone("count", scalar + rank)], {"rank": rank})
-    state = State.of(tmp_path, 2)
-    np.testing.assert_array_equal(state.whole("w"), tensor)
-    assert state.whole("v") is None
+        own = [
+            TensorBox("w", tensor[rows], (4, 3), (rows.start, 0)),
+            TensorBox.local("half", small),
+        ]
+        write(
+            rank_file(tmp_path, rank),
+            [*own, TensorBox.local("count", scalar + rank)],
+            {"rank": rank},
+        )
+    state = CheckpointState.from_folder(tmp_path, 2)
+    np.testing.assert_array_equal(state.full_tensor("w"), tensor)
+    assert state.full_tensor("v") is None
     for rank, read in state.ranks.items():
-        assert read.told == {"rank": rank}
-        own = read.own()
+        assert read.record == {"rank": rank}
+        own = read.local_tensors()
         assert own["count"] == 7 + rank
         assert own["half"].dtype == small.dtype
         assert own["half"].tobytes() == small.tobytes()
 
 
 def test_a_file_that_is_damaged_or_unpacks_to_more_is_refused_by_name(tmp_path: Path) -> None:
-    path = file_of(tmp_path, 0)
+    path = rank_file(tmp_path, 0)
     words = np.frombuffer(b'{"pieces": [], "told": {}}', np.uint8)
     for content in (b"", b"PK\3\4", pickle.dumps([1])):
         path.write_bytes(content)
         with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
-            Rank(path)
+            RankFile(path)
     for arrays in ({}, {"index": words[:9]}, {"index": words[::-1]}, {"index": np.array([None])}):
         np.savez(path, **arrays)
         with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
-            Rank(path)
+            RankFile(path)
     np.savez_compressed(path, index=words)
     with pytest.raises(LabkitError, match=r"rank0\.npz is damaged .*compressed arrays"):
-        Rank(path)
+        RankFile(path)
 
 
 def test_whatever_bytes_of_a_file_are_forged_it_is_read_or_refused(tmp_path: Path) -> None:
-    path, draw, refusals = file_of(tmp_path, 0), random.Random(0), 0
-    write(path, [Piece("w", np.arange(6.0), (6,), (0,), True)], {})
+    path, draw, refusals = rank_file(tmp_path, 0), random.Random(0), 0
+    write(path, [TensorBox("w", np.arange(6.0), (6,), (0,), True)], {})
     content = path.read_bytes()
     for _ in range(500):
         forged = bytearray(content)
@@ -100,7 +108,7 @@ def test_whatever_bytes_of_a_file_are_forged_it_is_read_or_refused(tmp_path: Pat
             forged[draw.randrange(len(forged))] = draw.randrange(256)
         path.write_bytes(forged)
         try:
-            Rank(path).own()
+            RankFile(path).local_tensors()
         except LabkitError:
             refusals += 1
     assert refusals > 300
@@ -110,6 +118,6 @@ def test_whatever_bytes_of_a_file_are_forged_it_is_read_or_refused(tmp_path: Pat
 def test_a_piece_of_an_odd_type_is_refused(kind: Any, tmp_path: Path) -> None:
     index = {"pieces": [["w", [1], [0], True, kind]], "told": {}}
     words = np.frombuffer(json.dumps(index).encode(), np.uint8)
-    np.savez(file_of(tmp_path, 0), **{"0": np.zeros(1, "V8"), "index": words})
+    np.savez(rank_file(tmp_path, 0), **{"0": np.zeros(1, "V8"), "index": words})
     with pytest.raises(LabkitError, match="is damaged or forged"):
-        Rank(file_of(tmp_path, 0)).own()
+        RankFile(rank_file(tmp_path, 0)).local_tensors()

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from labkit.bench.step_process import gated
-from labkit.bench.steps import Case, Model
+from labkit.bench.steps import BenchModel, ModelCase
 from labkit.common.errors import LabkitError
 from labkit.records.ready_queue import ready_queue
 from labkit.records.step_graph import Flow, Operation, StepGraph
@@ -64,9 +64,9 @@ def test_who_is_ready_and_has_no_thread_is_in_the_queue() -> None:
 def test_an_operation_that_begins_too_early_is_found() -> None:
     early = Operation("d", "Add", "CPU:0", 8.0, 0.001, 0.0035, 0.0045)
     graph = StepGraph((*ONE_THREAD.operations[:-1], early), ONE_THREAD.flows)
-    assert ready_queue(graph).early() == ["d"]
-    assert ready_queue(graph).early(resolution=0.001) == []
-    assert ready_queue(ONE_THREAD).early() == []
+    assert ready_queue(graph).started_early() == ["d"]
+    assert ready_queue(graph).started_early(resolution=0.001) == []
+    assert ready_queue(ONE_THREAD).started_early() == []
 
 
 def test_a_step_without_times_is_refused() -> None:
@@ -77,11 +77,11 @@ def test_a_step_without_times_is_refused() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 def test_in_a_real_step_nothing_begins_before_what_it_needs_has_ended(kind: str) -> None:
-    model = Model(Case("small", (32, 16), 16), rank=0)
+    model = BenchModel(ModelCase("small", (32, 16), 16), rank=0)
     between = gated if kind == "gated" else list
     graph = step_graph(lambda x, y: model.train(x, y, between), model.x, model.y, repeats=2)
     queue = ready_queue(graph)
-    assert queue.early() == []
+    assert queue.started_early() == []
     assert {each.operation.op for each in queue.waited} >= {"_FusedMatMul", "MatMul", "ReluGrad"}
     moments = queue.moments()
     assert max(moments[0].unresolved.values()) > 1

@@ -12,7 +12,7 @@ from sample_runs import FAILED_GATE, experiment, write_run
 from labkit.common.errors import LabkitError
 from labkit.records import store
 from labkit.records.measure import aggregate
-from labkit.records.run import Run, frame, key_metrics, load_runs, verdict
+from labkit.records.run import Run, key_metrics, load_runs, to_dataframe, verdict
 
 
 def test_a_run_gives_what_was_written(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_load_runs_orders_by_start_and_takes_folders_and_lists(tmp_path: Path) -
 
 
 def test_frame_has_one_flat_row_a_run(tmp_path: Path) -> None:
-    table = frame([write_run(tmp_path), write_run(tmp_path, workers=4, network="1GbE")])
+    table = to_dataframe([write_run(tmp_path), write_run(tmp_path, workers=4, network="1GbE")])
     assert list(table["workers"]) == [2, 4]
     assert list(table["strategy.algorithm"]) == ["ring", "ring"]
     assert table["model_options.widths"][0] == "[64]"
@@ -66,7 +66,7 @@ def test_frame_has_one_flat_row_a_run(tmp_path: Path) -> None:
 
 def test_frame_of_a_thousand_runs_takes_under_three_seconds(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    frame([run])  # the import of pandas is not what is measured
+    to_dataframe([run])  # the import of pandas is not what is measured
     files = {path.name: path.read_bytes() for path in run.path.iterdir() if path.suffix == ".json"}
     for number in range(1000):
         directory = tmp_path / f"{number:04d}"
@@ -74,7 +74,7 @@ def test_frame_of_a_thousand_runs_takes_under_three_seconds(tmp_path: Path) -> N
         for name, content in files.items():
             (directory / name).write_bytes(content)
     began = time.process_time()
-    assert len(frame(load_runs(tmp_path))) == 1001
+    assert len(to_dataframe(load_runs(tmp_path))) == 1001
     assert time.process_time() - began < 3
 
 

@@ -8,7 +8,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.records import store
-from labkit.records.analysis.settings import gathered
+from labkit.records.analysis.settings import group_seeds
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies
 
@@ -19,7 +19,7 @@ def test_seeds_of_one_setting_are_one_run_with_a_spread(tmp_path: Path) -> None:
         for workers in (1, 2)
         for seed in (0, 1)
     ]
-    found = gathered(runs)
+    found = group_seeds(runs)
     assert [run.experiment["workers"] for run in found] == [1, 2]
     assert found[0].metrics["test_accuracy"] == pytest.approx(0.85)
     assert found[0].metrics["spread"]["test_accuracy"] == pytest.approx([0.8, 0.9])
@@ -32,7 +32,7 @@ def test_the_same_again_and_what_failed_stand_alone(tmp_path: Path) -> None:
     failed = store.new_run_directory(tmp_path, "failed")
     store.start(failed, runs[0].experiment, {})
     store.fail(failed, "no luck")
-    found = gathered([*runs, Run(failed)])
+    found = group_seeds([*runs, Run(failed)])
     assert [len(run.seeds) for run in found] == [2, 0, 0]
     assert found[1] == runs[1]
     assert found[2].status["state"] == "failed"

@@ -17,10 +17,10 @@ from labkit.cli.app import app
 from labkit.figures.kit.entries import distinct_labels
 from labkit.jobs.listing import run_row
 from labkit.records.analysis.columns import differences
-from labkit.records.export.fields import epoch_points, moment, parameters, results, tags
-from labkit.records.run import frame, key_metrics, known, verdict
-from labkit.records.scan import Found
-from labkit.records.shape import FIELDS, wrong_field
+from labkit.records.export.fields import epoch_points, parameters, results, tags, timestamp
+from labkit.records.run import key_metrics, run_from_records, to_dataframe, verdict
+from labkit.records.scan import RunRecords
+from labkit.records.shape import FIELDS, field_problem
 from labkit.records.store import read_json
 
 ODD = [5, 1e300, "", "text", [1], [[1]], {"x": "y"}, {"x": {"y": 1}}, True]
@@ -42,8 +42,8 @@ def test_a_field_of_an_odd_kind_is_told_and_what_labkit_writes_is_not_odd(
     tmp_path: Path, file: str, field: str
 ) -> None:
     record = SWEEP if file == "sweep.json" else read_json(write_run(tmp_path).path / file)
-    assert wrong_field(file, record) is None
-    told = [wrong_field(file, record | {field: value}) for value in ODD]
+    assert field_problem(file, record) is None
+    told = [field_problem(file, record | {field: value}) for value in ODD]
     assert sum(line is not None for line in told) >= len(ODD) // 2
     assert all(line is None or line.startswith(f"{field} is ") for line in told)
 
@@ -62,6 +62,7 @@ def test_a_field_of_an_odd_kind_is_told_and_what_labkit_writes_is_not_odd(
         ("metrics.json", {"step_ms": "5"}),
         ("metrics.json", {"schema": 99}),
         ("experiment.json", {"strategy": 5}),
+        ("experiment.json", {"strategy": {}}),
         ("experiment.json", {"workers": 10**30}),
         ("experiment.json", {"model_options": {f"option{n}": n for n in range(9_000)}}),
         ("experiment.json", {"workers": -3}),
@@ -194,17 +195,17 @@ def test_what_the_shape_lets_through_is_read_by_all(place: tuple[str, str], valu
     file, field = place
     records = {"experiment.json": experiment(), "metrics.json": metrics(2, 3), "status.json": DONE}
     records[file] = records[file] | {field: value}
-    if value is None or wrong_field(file, records[file]):
+    if value is None or field_problem(file, records[file]):
         return
-    found = Found(Path("run"), *(records[f"{name}.json"] for name in NAMES))
+    found = RunRecords(Path("run"), *(records[f"{name}.json"] for name in NAMES))
     if found.status["state"] != "completed":
         return
-    run = known(found)
+    run = run_from_records(found)
     run.__dict__["environment"] = {}
-    frame([run])
+    to_dataframe([run])
     key_metrics(run), verdict(run), run.memory
     results(run), parameters(run), tags(run)
-    list(epoch_points(run.metrics.get("epochs") or [], moment(run, "started")))
+    list(epoch_points(run.metrics.get("epochs") or [], timestamp(run, "started")))
     run_row(run, "run")
     distinct_labels([run, run], differences([run, run]))
 

@@ -44,7 +44,7 @@ def test_records_are_strict_json_with_a_schema_version(tmp_path: Path) -> None:
     values = {"loss": float("nan"), "n": np.int64(3), "v": np.ones(2), "p": Path("/a/b/c")}
     store.write_json(path, values)
     record = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert record == {"schema": 1, "loss": None, "n": 3, "v": [1.0, 1.0], "p": "c"}
+    assert record == {"schema": 2, "loss": None, "n": 3, "v": [1.0, 1.0], "p": "c"}
 
 
 def test_the_second_run_of_a_name_is_called_2_and_threads_never_share_a_directory(
@@ -61,7 +61,7 @@ def test_no_name_leaves_its_folder_or_grows_too_long(tmp_path: Path, name: str) 
     directory = store.new_run_directory(tmp_path, name)
     assert directory.parent == tmp_path
     assert directory.resolve().is_relative_to(tmp_path.resolve())
-    assert 0 < len(directory.name.encode()) <= store.LONGEST_NAME
+    assert 0 < len(directory.name.encode()) <= store.MAX_NAME_BYTES
 
 
 def test_long_names_that_differ_at_the_end_stay_two_names() -> None:
@@ -188,7 +188,7 @@ def test_on_a_read_only_disk_the_cause_is_kept_elsewhere_and_told(
     assert (status["state"], status["cause"], status["rank"]) == ("failed", "out of patience", 1)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "status.json: Read-only file system; failed: out of patience; kept in " in said
+    assert "status.json: Read-only file system; failed: out of patience; written to " in said
 
 
 def test_on_a_full_disk_and_nowhere_else_to_write_the_cause_is_told_at_least(
@@ -199,8 +199,9 @@ def test_on_a_full_disk_and_nowhere_else_to_write_the_cause_is_told_at_least(
     with pytest.raises(OSError, match="No space left"), (disk / "ballast").open("wb") as file:
         file.write(bytes(1 << 20))
     store.fail(disk, "out of patience")
-    assert "No space left on device; failed: out of patience; kept nowhere" in (
-        capsys.readouterr().err
+    assert (
+        "No space left on device; failed: out of patience; the status could not be written anywhere"
+        in (capsys.readouterr().err)
     )
 
 
@@ -226,7 +227,7 @@ def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> N
     path.write_bytes(path.read_bytes()[:kept])
     found = scan(tmp_path)
     assert found.runs == [good.path]
-    assert "history.parquet is torn: copy the run again" in found.skipped[0]
+    assert "history.parquet is truncated: copy the run again" in found.skipped[0]
 
 
 def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:
@@ -241,14 +242,14 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     good = write_run(tmp_path)
     newer, torn, half, lost = (write_run(tmp_path).path for _ in range(4))
     store.write_atomically(newer / "metrics.json", '{"schema": 99}')
-    store.write_atomically(torn / "status.json", '{"schema": 1, "sta')
+    store.write_atomically(torn / "status.json", '{"schema": 2, "sta')
     (half / "status.json").unlink()
     (lost / "metrics.json").unlink()
     found = scan(tmp_path)
     assert found.runs == [good.path]
     reasons = "\n".join(found.skipped)
     assert len(found.skipped) == len(reasons.splitlines()) == 4
-    assert "schema 99, this labkit reads up to 1: update labkit" in reasons
+    assert "schema 99, this labkit reads up to 2: update labkit" in reasons
     assert "status.json is missing" in reasons
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons

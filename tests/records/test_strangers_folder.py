@@ -39,7 +39,7 @@ for words in json.loads(sys.argv[1]):
     ends[" ".join(words)] = [done.exit_code, done.output, repr(done.exception)]
 with warnings.catch_warnings(record=True):
     runs = lk.load_runs("runs")
-    lk.frame(runs)
+    lk.to_dataframe(runs)
     [(run.history, run.environment, run.timeline, run._repr_html_()) for run in runs]
 print(json.dumps([events, ends, len(runs)]))
 """

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from labkit.records.store import this_process
-from labkit.records.stream import Reader, Writer, make_stream, sees
+from labkit.records.stream import StreamReader, StreamWriter, is_shared, make_stream
 
 
 def test_each_reader_gets_every_record_once_in_the_order_of_its_rank(tmp_path: Path) -> None:
-    first, second = (Writer(tmp_path, rank, this_process()) for rank in range(2))
-    early, late = Reader(tmp_path), Reader(tmp_path)
+    first, second = (StreamWriter(tmp_path, rank, this_process()) for rank in range(2))
+    early, late = StreamReader(tmp_path), StreamReader(tmp_path)
     assert early.read() == []
     first.write("doing", [{"what": "training"}])
     second.write("step", [{"rank": 1, "step": 0}, {"rank": 1, "step": 1}])
@@ -32,13 +32,13 @@ def test_each_reader_gets_every_record_once_in_the_order_of_its_rank(tmp_path: P
 
 
 def test_a_loss_that_nobody_knows_travels(tmp_path: Path) -> None:
-    Writer(tmp_path, 0, this_process()).write("step", [{"step": 0, "loss": math.nan}])
-    ((_, row),) = Reader(tmp_path).read()
+    StreamWriter(tmp_path, 0, this_process()).write("step", [{"step": 0, "loss": math.nan}])
+    ((_, row),) = StreamReader(tmp_path).read()
     assert math.isnan(row["loss"])
 
 
 def test_a_line_that_is_half_written_waits_for_its_end(tmp_path: Path) -> None:
-    reader, path = Reader(tmp_path), tmp_path / "rank0.jsonl"
+    reader, path = StreamReader(tmp_path), tmp_path / "rank0.jsonl"
     path.write_text('["step", {"step": 0}]\n["step", {"st')
     assert reader.read() == [("step", {"step": 0})]
     with path.open("a") as file:
@@ -49,21 +49,21 @@ def test_a_line_that_is_half_written_waits_for_its_end(tmp_path: Path) -> None:
 def test_ranks_are_asked_to_stop_by_anyone_and_when_nobody_would_keep_the_result(
     tmp_path: Path,
 ) -> None:
-    writer = Writer(tmp_path, 0, this_process())
+    writer = StreamWriter(tmp_path, 0, this_process())
     assert not writer.stop_asked()
-    Reader(tmp_path).stop()
+    StreamReader(tmp_path).stop()
     assert writer.stop_asked()
     # Another process under the same number.
     gone = this_process() | {"process_started": 0.0, "since_boot": 0.0}
     here = gone | {"host": socket.gethostname()}
-    assert Writer(tmp_path / "other", 0, here).stop_asked()
-    assert not Writer(tmp_path / "other", 0, gone | {"host": "elsewhere"}).stop_asked()
+    assert StreamWriter(tmp_path / "other", 0, here).stop_asked()
+    assert not StreamWriter(tmp_path / "other", 0, gone | {"host": "elsewhere"}).stop_asked()
 
 
 def test_a_full_disk_ends_the_stream_and_not_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader, writer = Reader(tmp_path), Writer(tmp_path, 0, this_process())
+    reader, writer = StreamReader(tmp_path), StreamWriter(tmp_path, 0, this_process())
     writer.write("step", [{"step": 0}])
 
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -79,7 +79,10 @@ def test_a_full_disk_ends_the_stream_and_not_training(
 
 
 def test_a_run_that_has_ended_takes_no_harm(tmp_path: Path) -> None:
-    reader, writer = Reader(tmp_path / "gone"), Writer(tmp_path / "gone", 0, this_process())
+    reader, writer = (
+        StreamReader(tmp_path / "gone"),
+        StreamWriter(tmp_path / "gone", 0, this_process()),
+    )
     reader.stop()
     writer.write("step", [{"step": 0}])
     assert reader.read() == []
@@ -90,7 +93,7 @@ def test_a_rank_knows_the_folder_from_another_one_of_its_name(tmp_path: Path) ->
     folder, submitter = tmp_path / "mine" / "live", this_process()
     folder.parent.mkdir()
     make_stream(folder, submitter)
-    assert sees(folder, submitter)
+    assert is_shared(folder, submitter)
     # As each host has its own /tmp; and none.
-    assert not sees(folder, submitter | {"pid": 0})
-    assert not sees(tmp_path / "mine" / "x", submitter)
+    assert not is_shared(folder, submitter | {"pid": 0})
+    assert not is_shared(tmp_path / "mine" / "x", submitter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from labkit.records.thread_counts import ThreadSweep, Timed, more_is_less, thread_costs
+from labkit.records.thread_counts import StepTime, ThreadSweep, more_is_less, thread_costs
 
 # ms a step by intra-op and inter-op threads, in two repeats; the machine is slower in the second.
 STEPS = {
@@ -19,7 +19,7 @@ STEPS = {
 
 def sweep(steps: Mapping[tuple[int, int], Sequence[float]]) -> ThreadSweep:
     timed = [
-        Timed(32, *pair, repeat, ms)
+        StepTime(32, *pair, repeat, ms)
         for pair, step in steps.items()
         for repeat, ms in enumerate(step)
     ]

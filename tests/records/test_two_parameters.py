@@ -9,7 +9,7 @@ import pytest
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.common.errors import InvalidInput
-from labkit.records.analysis.two_parameters import axes_of, crossed, has_grid
+from labkit.records.analysis.two_parameters import axes_of, cross_table, has_grid
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}
@@ -36,7 +36,7 @@ def grid(root: Path, **failed: object) -> dict[str, Run]:
 def test_a_row_is_a_combination_with_the_median_of_its_runs(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     assert axes_of(list(runs.values())) == ("workers", "compressor")  # numbers right, words down
-    table = crossed(runs, "workers", "compressor", ["test_accuracy", "step_ms.median"])
+    table = cross_table(runs, "workers", "compressor", ["test_accuracy", "step_ms.median"])
     assert list(table.columns) == [
         *("workers", "compressor", "runs", "gate_failed", "test_accuracy", "step_ms.median")
     ]
@@ -49,7 +49,7 @@ def test_a_row_is_a_combination_with_the_median_of_its_runs(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_verdict_of_equality_has_results_and_no_speed(tmp_path: Path) -> None:
-    table = crossed(grid(tmp_path, equivalence=FAILED_GATE), "workers", "compressor")
+    table = cross_table(grid(tmp_path, equivalence=FAILED_GATE), "workers", "compressor")
     assert list(table.columns[4:]) == ["test_accuracy", "samples_per_second"]
     assert list(table["gate_failed"]) == [0, 0, 0, 1]
     assert np.isnan(table["samples_per_second"].iloc[3])
@@ -58,10 +58,10 @@ def test_a_run_without_a_verdict_of_equality_has_results_and_no_speed(tmp_path: 
 
 def test_a_misspelt_measure_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"'test_los' \(did you mean 'test_loss'"):
-        crossed(grid(tmp_path), "workers", "compressor", ["test_los"])
+        cross_table(grid(tmp_path), "workers", "compressor", ["test_los"])
 
 
 def test_a_closer_look_is_no_axis(tmp_path: Path) -> None:
-    strategies = [{"name": "AllReduce", "microscope": each} for each in (0, 10)]
+    strategies = [{"name": "AllReduce", "compression_stats_every": each} for each in (0, 10)]
     runs = [write_run(tmp_path, strategy=s, epochs=n) for s in strategies for n in (1, 2)]
     assert not has_grid(runs)

@@ -72,10 +72,12 @@ def test_the_interval_is_welchs() -> None:
 def test_many_close_seeds_are_no_loss_and_few_are_no_verdict() -> None:
     spread = [0.90, 0.92, 0.91, 0.905, 0.915, 0.91, 0.912, 0.908]
     assert judge(spread, spread).kind == "no loss"
-    assert judge(spread, spread).sentence.startswith("no loss of accuracy: the interval of its")
+    assert judge(spread, spread).sentence.startswith(
+        "no loss of accuracy: the 95 % interval of the mean"
+    )
     wide = judge(spread[:2], spread[:2])
     assert wide.kind == "none"
-    assert "spread is too wide; accuracy differs by 0 points (95 % interval" in wide.sentence
+    assert "seeds vary too much; accuracy differs by 0 points (95 % interval" in wide.sentence
 
 
 def test_a_loss_is_said_with_its_interval_and_a_small_one_is_called_so() -> None:
@@ -84,7 +86,7 @@ def test_a_loss_is_said_with_its_interval_and_a_small_one_is_called_so() -> None
     assert "a loss of 30 points of accuracy (95 % interval -31 to -29, 20 agai" in found.sentence
     small = judge([0.901] * 5, baseline)
     assert small.kind == "loss"  # inside the spread, but sure
-    assert "less than the baseline's seeds differ by" in small.sentence
+    assert "less than the range of the baseline's seeds" in small.sentence
 
 
 def test_a_sure_gain_is_no_loss() -> None:
@@ -94,7 +96,7 @@ def test_a_sure_gain_is_no_loss() -> None:
 def test_one_seed_is_no_verdict_and_says_what_would_be() -> None:
     found = judge([0.8], [0.9, 0.91])
     assert math.isnan(found.low)
-    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); repeats=8")
+    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); use repeats=8")
     assert "one seed of the baseline" in judge([0.8, 0.8], [0.9]).sentence
     assert judge([], [0.9]).sentence == "no verdict: no test accuracy"
 

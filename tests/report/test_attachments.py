@@ -56,7 +56,7 @@ def test_an_image_that_is_missing_is_one_line(
     tmp_path: Path, source: str, attachments: dict[str, Any] | None
 ) -> None:
     text = page(tmp_path, source, attachments)
-    assert text.count("The image a.png is missing in this notebook.") == 1
+    assert text.count("The image a.png is missing from this notebook.") == 1
     assert "and text" in text
     assert "<script" not in text
 

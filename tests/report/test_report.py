@@ -20,7 +20,7 @@ from labkit.experiment import Experiment
 from labkit.figures import compare
 from labkit.records import store
 from labkit.report import notebook_page, report
-from labkit.report.embed import figure_html, unwrapped
+from labkit.report.embed import figure_html, unwrap
 from labkit.report.inert import render, sanitized
 from labkit.report.jobs import commands
 
@@ -43,7 +43,7 @@ def test_a_report_holds_plotly_once_and_names_every_run(tmp_path: Path) -> None:
     for words in ("workers 1", "workers 2", "3.1e-16", "Does it pay?", "2.21.0"):
         assert words in text
     assert "labkit run notebooks/tour.ipynb -p workers 2 -p dataset digits" in text
-    assert "As all jobs ran it." not in text
+    assert "as all jobs ran it." not in text
 
 
 def test_nothing_in_the_page_names_a_host_or_loads_a_file(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_the_text_of_a_notebook_that_ran_often_stands_once_without_outputs(tmp_p
     text = page(report(tmp_path, tmp_path / "report.html"))
     assert text.count("Does it pay?") == 1
     assert text.count("<summary>Code</summary>") == 1
-    assert "As all jobs ran it." in text
+    assert "as all jobs ran it." in text
     for words in ("came to", "injected-parameters_", "papermill-error"):
         assert words not in text
 
@@ -228,17 +228,17 @@ def test_plotly_keeps_its_licence_and_loses_only_the_function_around_it() -> Non
         '"use strict";var Plotly=(()=>1)();\n'
         "/* window.Plotly = Plotly; */\nwindow.Plotly = Plotly;\nreturn Plotly;\n}));"
     )
-    assert unwrapped(bundle) == (
+    assert unwrap(bundle) == (
         '/** MIT */\n"use strict";var Plotly=(()=>1)();\n'
         "/* window.Plotly = Plotly; */\nwindow.Plotly = Plotly;"
     )
     for other in ("", "var Plotly = 1;", bundle.replace("var Plotly=", "var P=")):
-        assert unwrapped(other) == other
+        assert unwrap(other) == other
 
 
 def test_plotlys_bundle_is_of_the_form_that_is_unwrapped() -> None:
     whole = get_plotlyjs()
-    assert len(whole) - 1000 < len(unwrapped(whole)) < len(whole)
+    assert len(whole) - 1000 < len(unwrap(whole)) < len(whole)
 
 
 def test_a_failed_gate_is_said_in_the_table_and_no_speed_is(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.figures.kit.entries import clock_and_network, settings
-from labkit.jobs.log import Log, experiment
+from labkit.jobs.log import RunLog, experiment
 from labkit.records import store
 from labkit.records.run import Run
-from labkit.report.table import Cell, Table, table_of
+from labkit.report.table import ReportTable, TableCell, table_of
 
 
-def cells(table: Table, name: str) -> list[str]:
+def cells(table: ReportTable, name: str) -> list[str]:
     (column,) = [column for column in table.columns if column.name == name]
     return [cell.text for cell in column.cells]
 
@@ -33,7 +33,7 @@ def test_a_row_a_setting_in_units_that_stand_in_the_heads(tmp_path: Path) -> Non
     heads = {column.name: column.head for column in table.columns}
     assert cells(table, "workers") == ["1", "2"]
     assert cells(table, "seeds") == ["2", "2"]
-    assert heads["payload_bytes_per_step"] == "payload, MiB a step"
+    assert heads["payload_bytes_per_step"] == "payload, MiB per step"
     assert cells(table, "payload_bytes_per_step") == ["15.05"] * 2
     assert heads["test_accuracy"] == "test accuracy, %"
     assert cells(table, "test_accuracy") == ["80.50"] * 2
@@ -43,11 +43,11 @@ def test_a_row_a_setting_in_units_that_stand_in_the_heads(tmp_path: Path) -> Non
 
 def test_what_is_the_same_in_all_rows_stands_once_above_them(tmp_path: Path) -> None:
     table = table_of(settings([write_run(tmp_path, workers=workers) for workers in (1, 2)]))
-    assert "state" not in [column.name for column in table.told]
-    same = dict(table.same)
+    assert "state" not in [column.name for column in table.differing_columns]
+    same = dict(table.shared_cells)
     assert same["state"].text == "completed"
     assert same["dataset"].text == "digits"
-    assert same["gate"] == Cell("passed", hint="passed (max |Δ| 3.1e-16)")
+    assert same["equivalence"] == TableCell("passed", hint="passed (max |Δ| 3.1e-16)")
     assert table.parameters == ["workers"]
 
 
@@ -57,7 +57,7 @@ def test_the_gate_is_one_word_and_its_detail_under_the_pointer(tmp_path: Path) -
         write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}),
     ]
     table = table_of(settings(runs))
-    (gate,) = [column for column in table.columns if column.name == "gate"]
+    (gate,) = [column for column in table.columns if column.name == "equivalence"]
     assert [cell.text for cell in gate.cells] == ["passed", "failed"]
     assert gate.cells[1].hint == "failed (max |Δ| 0.25)"
     assert cells(table, "samples_per_second")[1] == "—"
@@ -67,25 +67,25 @@ def test_what_was_asked_of_the_gate_and_options_that_are_none_are_no_columns(
     tmp_path: Path,
 ) -> None:
     runs = [
-        write_run(tmp_path, gate=gate, model_options=options)
+        write_run(tmp_path, verify=gate, model_options=options)
         for gate, options in ((True, {"widths": [64]}), (False, {}))
     ]
     names = [column.name for column in table_of(settings(runs)).columns]
-    assert names.count("gate") == 1
+    assert names.count("equivalence") == 1
     assert "model_options" not in names
     assert "widths" in names
 
 
 def test_a_filter_knows_parameters_results_and_what_all_share(tmp_path: Path) -> None:
     shown = settings([write_run(tmp_path, workers=workers) for workers in (1, 2)])
-    known = table_of(shown).known()
+    known = table_of(shown).filter_data()
     assert known["shared"]["dataset"] == "digits"
     assert [row["values"]["workers"] for row in known["runs"].values()] == [1, 2]
     assert list(known["runs"]) == [entry.key for entry in shown]
 
 
 def logged(root: Path, fields: dict[str, object], **values: object) -> Run:
-    log = Log(store.new_run_directory(root, "mine"), experiment("mine.ipynb", fields))
+    log = RunLog(store.new_run_directory(root, "mine"), experiment("mine.ipynb", fields))
     log.add(values)
     store.complete(log.run.path)
     return log.run
@@ -107,11 +107,11 @@ def test_results_of_ones_own_are_columns_whatever_their_names(tmp_path: Path) ->
     assert cells(table, "auc.test") == ["0.200", "0.400"]
     assert cells(table, "note") == ["n0.1", "n0.2"]
     assert heads["balanced_accuracy"] == "balanced accuracy"  # which counts in per cent already
-    assert cells(table, "f1 (asked)") == ["micro", "macro"]
-    values = [row["values"] for row in table.known()["runs"].values()]
+    assert cells(table, "f1 (parameter)") == ["micro", "macro"]
+    values = [row["values"] for row in table.filter_data()["runs"].values()]
     assert [row["f1"] for row in values] == [0.1, 0.2]
     assert [row["note"] for row in values] == ["n0.1", "n0.2"]
-    assert [row["label (asked)"] for row in values] == ["try 0.1", "try 0.2"]
+    assert [row["label (parameter)"] for row in values] == ["try 0.1", "try 0.2"]
     many = {f"own_{place}": place for place in range(40)}
     table = table_of(settings([logged(tmp_path / "many", {}, **many)]))
     assert (len(table.columns), table.more) == (3 + 24, 16)
@@ -126,7 +126,7 @@ def test_a_filter_and_a_column_of_one_name_mean_the_same_parameter(tmp_path: Pat
     shown = settings([run(0.7, "wage"), run(0.9, "age")])
     table = table_of(shown)
     assert table.parameters == ["outer.learning_rate", "dataset_options.label"]
-    known = table.known()
+    known = table.filter_data()
     assert known["shared"]["learning_rate"] == 0.1
     found = [row["values"] for row in known["runs"].values()]
     assert [row["outer.learning_rate"] for row in found] == [0.7, 0.9]
@@ -144,7 +144,7 @@ def test_a_compressor_is_spoken(tmp_path: Path) -> None:
 def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
     measured = {"test_accuracy": 0.805, "payload_bytes_per_step": 3 * 1024**2}
     table = table_of(settings([write_run(tmp_path, measured=measured)]))
-    shared = table.known()["shared"]
+    shared = table.filter_data()["shared"]
     assert (shared["test_accuracy"], shared["payload_bytes_per_step"]) == (80.5, 3.0)
 
 
@@ -157,8 +157,8 @@ def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path
     shown = settings([*runs, Run(directory)])
     table = table_of(shown)
     assert table.parameters == ["workers"]
-    assert {"dataset", "epochs"} <= dict(table.same).keys()
+    assert {"dataset", "epochs"} <= dict(table.shared_cells).keys()
     assert cells(table, "state") == ["completed", "completed", "failed"]
     assert clock_and_network(shown) == clock_and_network(shown[:2])
-    assert table.same_in == "all but 1 job that failed before an experiment"
-    assert table_of(shown[:2]).same_in == "all"
+    assert table.shared_by == "all but 1 job that failed before an experiment"
+    assert table_of(shown[:2]).shared_by == "all"

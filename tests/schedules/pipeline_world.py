@@ -9,12 +9,12 @@ import numpy as np
 
 from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline.stage_memory import in_flight
-from labkit.schedules.pipeline.table import MESSAGES, Row, Table
+from labkit.schedules.pipeline.table import MESSAGES, Row, ScheduleTable
 
 Value: TypeAlias = tuple[str, int, int]  # activation or gradient, the stage that made it, its batch
 
 
-def check(table: Table) -> None:
+def check(table: ScheduleTable) -> None:
     """Hold a table against its promise.
 
     1. Rows make sense: stages and micro-batches exist, nobody sends to itself, and a rank computes
@@ -40,7 +40,7 @@ def check(table: Table) -> None:
 class _World:
     """All ranks, what they hold and the messages under way, without any clock."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ScheduleTable) -> None:
         self.table = table
         self.programs = [table.of_rank(rank).rows() for rank in range(table.ranks)]
         self.values: list[dict[Value, int]] = [{} for _ in self.programs]  # with their ticks
@@ -138,7 +138,7 @@ class _World:
         )
 
 
-def _check_rows(table: Table) -> None:
+def _check_rows(table: ScheduleTable) -> None:
     for row in table.rows():
         _, stage, action, microbatch, peer = row
         known = 0 <= stage < table.stages and 0 <= microbatch < table.microbatches
@@ -155,7 +155,7 @@ def _check_rows(table: Table) -> None:
             raise ScheduleError(f"{table.name}: rank {rank} does not compute once a tick, in order")
 
 
-def _check_complete(table: Table, done: dict[tuple[str, int, int], int]) -> None:
+def _check_complete(table: ScheduleTable, done: dict[tuple[str, int, int], int]) -> None:
     for stage in range(table.stages):
         for microbatch in range(table.microbatches):
             times = {

@@ -13,13 +13,13 @@ from hypothesis import strategies as some
 from labkit.common.errors import InvalidInput
 from labkit.schedules.grid import (
     Grid,
-    Layer,
-    check_fit,
+    GridLayer,
+    allowed_grids,
     crossing,
-    fitting,
-    held,
-    read,
-    squarest,
+    input_boxes,
+    owned_boxes,
+    squarest_grid,
+    validate_grid,
     window,
 )
 
@@ -27,7 +27,7 @@ Value = tuple[int, int, int]
 
 
 @some.composite
-def models(draw: Any) -> tuple[list[Layer], Grid]:
+def models(draw: Any) -> tuple[list[GridLayer], Grid]:
     """Layers of places, then of units, and a grid that they can be cut over."""
     grid = draw(some.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)]))
     sizes = [draw(some.integers(machines, machines + 2)) for machines in grid]  # of the last
@@ -39,21 +39,21 @@ def models(draw: Any) -> tuple[list[Layer], Grid]:
         of = zip(sizes, kernel, strides, spare, strict=True)
         sizes = [(size - 1) * s + k + left for size, k, s, left in of]
         windows.insert(0, (tuple(kernel), tuple(strides)))
-    layers = [Layer("input", "input", (sizes[0], sizes[1], draw(some.integers(1, 2))))]
+    layers = [GridLayer("input", "input", (sizes[0], sizes[1], draw(some.integers(1, 2))))]
     for kernel, strides in windows:
         channels, trains = draw(some.integers(1, 2)), draw(some.booleans())
         layers.append(window("places", layers[-1].shape, channels, kernel, strides, trains))
     for _ in range(draw(some.integers(0 if windows else 1, 2))):
         units = draw(some.integers(grid[0] * grid[1], 9))
-        layers.append(Layer("units", "units", (1, 1, units)))
-    return [*layers, Layer("loss", "loss", layers[-1].shape, trains=False)], grid
+        layers.append(GridLayer("units", "units", (1, 1, units)))
+    return [*layers, GridLayer("loss", "loss", layers[-1].shape, trains=False)], grid
 
 
 def values_of(shape: tuple[int, int, int]) -> list[Value]:
     return list(product(*map(range, shape)))
 
 
-def owner(layer: Layer, value: Value, grid: Grid) -> int:
+def owner(layer: GridLayer, value: Value, grid: Grid) -> int:
     """Counted from the parts themselves: part k of n holds [k length // n, (k + 1) length // n)."""
 
     def part(place: int, length: int, parts: int) -> int:
@@ -68,7 +68,7 @@ def owner(layer: Layer, value: Value, grid: Grid) -> int:
     return row * grid[1] + part(value[1], layer.shape[1], grid[1])
 
 
-def edges(layer: Layer, before: Layer) -> list[tuple[Value, Value]]:
+def edges(layer: GridLayer, before: GridLayer) -> list[tuple[Value, Value]]:
     """Every (value read, value that reads it) between two layers."""
     if layer.kind != "places":
         return list(product(values_of(before.shape), values_of(layer.shape)))
@@ -81,7 +81,7 @@ def edges(layer: Layer, before: Layer) -> list[tuple[Value, Value]]:
 
 
 @given(models())
-def test_what_crosses_is_counted_edge_by_edge(drawn: tuple[list[Layer], Grid]) -> None:
+def test_what_crosses_is_counted_edge_by_edge(drawn: tuple[list[GridLayer], Grid]) -> None:
     layers, grid = drawn
     expected = set()
     for number in range(2, len(layers)):
@@ -106,12 +106,14 @@ def test_what_crosses_is_counted_edge_by_edge(drawn: tuple[list[Layer], Grid]) -
 
 
 @given(models())
-def test_a_machine_ends_with_exactly_what_its_outputs_read(drawn: tuple[list[Layer], Grid]) -> None:
+def test_a_machine_ends_with_exactly_what_its_outputs_read(
+    drawn: tuple[list[GridLayer], Grid],
+) -> None:
     layers, grid = drawn
     found = crossing(layers, grid)
     for number in range(2, len(layers)):
         before, shape = layers[number - 1], layers[number - 1].shape
-        has, wants = held(before, grid), read(layers[number], shape, grid)
+        has, wants = owned_boxes(before, grid), input_boxes(layers[number], shape, grid)
         for machine in range(grid[0] * grid[1]):
             there = np.zeros(shape, int)
             mine = tuple(slice(*span) for span in has[machine].tolist())
@@ -126,12 +128,12 @@ def test_a_machine_ends_with_exactly_what_its_outputs_read(drawn: tuple[list[Lay
 
 
 @given(models())
-def test_machines_hold_each_value_once(drawn: tuple[list[Layer], Grid]) -> None:
+def test_machines_hold_each_value_once(drawn: tuple[list[GridLayer], Grid]) -> None:
     layers, grid = drawn
     for layer in layers[1:]:
         count = np.zeros(layer.shape, int)
         sizes = []
-        for box in held(layer, grid):
+        for box in owned_boxes(layer, grid):
             count[tuple(slice(*span) for span in box.tolist())] += 1
             sizes.append((box[:, 1] - box[:, 0]).tolist())
         assert (count == 1).all()
@@ -141,7 +143,7 @@ def test_machines_hold_each_value_once(drawn: tuple[list[Layer], Grid]) -> None:
 
 def test_the_drawing_of_two_machines() -> None:
     layers = [
-        Layer("input", "input", (1, 6, 1)),
+        GridLayer("input", "input", (1, 6, 1)),
         window("first", (1, 6, 1), 1, (1, 1), (1, 1)),
         window("second", (1, 6, 1), 1, (1, 3), (1, 1)),
     ]
@@ -153,10 +155,10 @@ def test_the_drawing_of_two_machines() -> None:
 
 def test_dense_layers_read_all_and_the_loss_meets_on_machine_0() -> None:
     layers = [
-        Layer("input", "input", (4, 4, 1)),
+        GridLayer("input", "input", (4, 4, 1)),
         window("tiles", (4, 4, 1), 3, (1, 1), (1, 1)),
-        Layer("scores", "units", (1, 1, 10)),
-        Layer("loss", "loss", (1, 1, 10), trains=False),
+        GridLayer("scores", "units", (1, 1, 10)),
+        GridLayer("loss", "loss", (1, 1, 10), trains=False),
     ]
     found = crossing(layers, (2, 2))
     assert [row for row in found.rows() if row[0] == 2] == [
@@ -174,20 +176,20 @@ def test_dense_layers_read_all_and_the_loss_meets_on_machine_0() -> None:
 
 def test_what_no_kernel_reads_is_not_sent() -> None:
     layers = [
-        Layer("input", "input", (5, 1, 1)),
+        GridLayer("input", "input", (5, 1, 1)),
         window("first", (5, 1, 1), 1, (1, 1), (1, 1)),
         window("pooled", (5, 1, 1), 1, (2, 1), (2, 1)),  # nobody reads row 4
     ]
     assert crossing(layers, (2, 1)).rows() == []
-    assert read(layers[2], (5, 1, 1), (2, 1))[:, 0].tolist() == [[0, 2], [2, 4]]
+    assert input_boxes(layers[2], (5, 1, 1), (2, 1))[:, 0].tolist() == [[0, 2], [2, 4]]
 
 
 def test_gradients_return_only_where_weights_wait_for_them() -> None:
     layers = [
-        Layer("input", "input", (4, 4, 1)),
+        GridLayer("input", "input", (4, 4, 1)),
         window("pooled", (4, 4, 1), 1, (2, 2), (1, 1), trains=False),
         window("first", (3, 3, 1), 1, (2, 2), (1, 1)),
-        Layer("loss", "loss", (2, 2, 1), trains=False),
+        GridLayer("loss", "loss", (2, 2, 1), trains=False),
     ]
     found = crossing(layers, (2, 2))
     assert found.values_back[found.layer == 2].sum() == 0 < found.values[found.layer == 2].sum()
@@ -195,9 +197,12 @@ def test_gradients_return_only_where_weights_wait_for_them() -> None:
 
 
 def test_grids_that_fit() -> None:
-    layers = [window("tiles", (4, 6, 1), 1, (3, 3), (1, 1)), Layer("scores", "units", (1, 1, 5))]
-    assert fitting(layers, 6) == [(1, 1), (1, 2), (2, 1), (1, 3)]
-    assert [squarest(n) for n in (1, 2, 4, 6, 7, 12)] == [
+    layers = [
+        window("tiles", (4, 6, 1), 1, (3, 3), (1, 1)),
+        GridLayer("scores", "units", (1, 1, 5)),
+    ]
+    assert allowed_grids(layers, 6) == [(1, 1), (1, 2), (2, 1), (1, 3)]
+    assert [squarest_grid(n) for n in (1, 2, 4, 6, 7, 12)] == [
         (1, 1),
         (1, 2),
         (2, 2),
@@ -206,20 +211,20 @@ def test_grids_that_fit() -> None:
         (3, 4),
     ]
     with pytest.raises(InvalidInput, match=r"grid=\(3, 1\) is larger than layer 'tiles' of 2 × 4"):
-        check_fit((3, 1), 3, layers)
+        validate_grid((3, 1), 3, layers)
     with pytest.raises(
         InvalidInput, match=r"'scores' of 5 units; allowed: \(1, 3\), \(1, 2\), \(2, 1"
     ):
-        check_fit((2, 3), 6, layers)
+        validate_grid((2, 3), 6, layers)
     with pytest.raises(
         InvalidInput, match=r"3 machines, .* workers=4; allowed: \(1, 2\), \(1, 4\), \(2, 2\)"
     ):
-        check_fit((1, 3), 4)
+        validate_grid((1, 3), 4)
 
 
 @pytest.mark.parametrize(
     ("kernel", "strides", "sentence"),
-    [((5, 1), (1, 1), "5 × 1 does not fit on 4 × 6"), ((2, 2), (1, 3), "jump over values")],
+    [((5, 1), (1, 1), "5 × 1 does not fit into 4 × 6"), ((2, 2), (1, 3), "skip values")],
 )
 def test_a_window_that_cannot_be_is_refused(
     kernel: tuple[int, int], strides: tuple[int, int], sentence: str

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import ALLREDUCE, allreduce, host_groups, two_level
-from labkit.schedules.interpreter import check
+from labkit.schedules.interpreter import verify_schedule
 
 
 @st.composite
@@ -34,7 +34,7 @@ def test_any_hosts_end_with_the_sum_and_send_what_the_formula_says(
 ) -> None:
     size = sum(map(len, hosts))
     schedule = partial(ALLREDUCE[name], hosts=hosts)
-    check(allreduce(schedule), size, ALLREDUCE[name].counts(size, hosts))
+    verify_schedule(allreduce(schedule), size, ALLREDUCE[name].counts(size, hosts))
 
 
 @given(hosts=hosts_of_any_shape())

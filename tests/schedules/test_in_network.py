@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator import check_algorithm
+from labkit.communicator import validate_algorithm
 from labkit.network import Network
-from labkit.schedules import ALLREDUCE, IN_NETWORK, in_network, named, switch_above
+from labkit.schedules import ALLREDUCE, IN_NETWORK, get_collective, in_network, switch_above
 from labkit.schedules.holdings import follow
-from labkit.schedules.interpreter import check, result
+from labkit.schedules.interpreter import final_buffers, verify_schedule
 from labkit.simulate import closed_form, simulate
 
 A, B, N = 0.25, 0.5, 48.0  # α s, β s a byte, n bytes
@@ -21,7 +21,7 @@ SWITCH = Network(latency=A, bandwidth=1 / B)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_every_rank_ends_with_the_sum_and_sends_what_the_textbook_says(size: int) -> None:
-    check(named("in_network"), size, in_network.counts(size))
+    verify_schedule(get_collective("in_network"), size, in_network.counts(size))
     assert follow(in_network, size).complete
 
 
@@ -45,7 +45,7 @@ def test_the_sum_is_there_on_hosts_and_in_chunks(hosts: int | None, chunks: int)
     nodes = len(switch_above(7, hosts))
     start = np.zeros((nodes, 6), np.int64)
     start[:7] = np.random.default_rng(0).integers(0, 99, (7, 6))
-    end = result(in_network(7, hosts, chunks), start)
+    end = final_buffers(in_network(7, hosts, chunks), start)
     assert (end[:7] == start.sum(axis=0)).all()
 
 
@@ -84,11 +84,13 @@ def test_the_slowest_rank_is_waited_for() -> None:
 
 def test_ranks_refuse_by_name_what_only_a_switch_can_do() -> None:
     assert not set(IN_NETWORK) & set(ALLREDUCE)
-    with pytest.raises(InvalidInput, match="which no rank is: it is simulated and drawn"):
-        check_algorithm("in_network")
+    with pytest.raises(
+        InvalidInput, match="adds in network switches and runs only in the simulator"
+    ):
+        validate_algorithm("in_network")
 
 
 def test_a_graph_of_ranks_has_no_switches() -> None:
     network = Network(latency=0, bandwidth=1, links={(0, 1): 1.0, (1, 0): 1.0})
-    with pytest.raises(InvalidInput, match="a tree of their own"):
+    with pytest.raises(InvalidInput, match="uses a tree of switches"):
         simulate("in_network", 2, N, network)

@@ -16,9 +16,14 @@ from pipeline_world import check
 from labkit.common.errors import InvalidInput
 from labkit.schedules import PIPELINE
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline import Table, interleaved, one_forward_one_backward, pipedream
+from labkit.schedules.pipeline import (
+    ScheduleTable,
+    interleaved,
+    one_forward_one_backward,
+    pipedream,
+)
 from labkit.schedules.pipeline.layout import lay_out
-from labkit.schedules.pipeline.stage_memory import in_flight, stashed, versions
+from labkit.schedules.pipeline.stage_memory import in_flight, stored_versions, versions
 
 UP_TO = range(1, 17)
 
@@ -65,9 +70,9 @@ DRAWINGS = {
 }
 
 
-def sizes(name: str, *, chunks: int = 0) -> list[Table]:
+def sizes(name: str, *, chunks: int = 0) -> list[ScheduleTable]:
     """The schedule for all p, m ≤ 16 that it takes."""
-    make: Callable[..., Table] = PIPELINE[name]
+    make: Callable[..., ScheduleTable] = PIPELINE[name]
     more = (chunks,) if chunks else ()
     return [
         make(p, m, *more)
@@ -127,16 +132,16 @@ def test_pipedream_computes_with_weights_that_are_p_minus_1_minus_s_updates_old(
         late = np.maximum(batch - (table.stages - 1 - stage), 0)
         assert versions(table).tolist() == late.tolist()
         most = table.stages - np.arange(table.stages)
-        assert (stashed(table) <= np.minimum(most, table.microbatches)).all()
+        assert (stored_versions(table) <= np.minimum(most, table.microbatches)).all()
         long = table.microbatches >= 2 * most - 2  # enough to fill the pipeline
-        assert (stashed(table) == most)[long].all()
+        assert (stored_versions(table) == most)[long].all()
 
 
 def test_synchronous_schedules_know_one_version_of_the_weights() -> None:
     for name in set(PIPELINE) - {"pipedream"}:
         table = PIPELINE[name](4, 8)
         assert not versions(table).any()
-        assert (stashed(table) == 1).all()
+        assert (stored_versions(table) == 1).all()
 
 
 @pytest.mark.parametrize("name", PIPELINE)
@@ -200,7 +205,7 @@ def test_numbers_below_one_are_refused(name: str) -> None:
 PYTORCH = "d97dc5ab31297fd5b67b84f81acd15387b02193cd1330ed52b44b775d5b9441b"
 
 
-def orders(table: Table) -> str:
+def orders(table: ScheduleTable) -> str:
     """A line a rank: what it computes, as "2F0" of stage 2 and micro-batch 0."""
     computed = table.take(table.computes)
     own = (computed.of_rank(rank).rows() for rank in range(table.ranks))
@@ -240,20 +245,20 @@ def test_orders_that_wait_for_each_other_are_found_when_they_are_laid_out() -> N
         actions = ["backward", "forward"] if stage == 0 else ["forward", "backward"]
         return [(action, stage, 0) for action in actions]
 
-    with pytest.raises(ScheduleError, match="stubborn: nobody can go on"):
+    with pytest.raises(ScheduleError, match="stubborn: deadlock"):
         lay_out("stubborn", stubborn, 2, 1)  # type: ignore[arg-type]
 
 
-def row(table: Table, action: str, stage: int, microbatch: int) -> int:
+def row(table: ScheduleTable, action: str, stage: int, microbatch: int) -> int:
     found = (table.action == action) & (table.stage == stage) & (table.microbatch == microbatch)
     return int(np.flatnonzero(found)[0])
 
 
-def without(table: Table, number: int) -> Table:
+def without(table: ScheduleTable, number: int) -> ScheduleTable:
     return table.take(np.delete(np.arange(len(table)), number))
 
 
-def changed(table: Table, column: str, number: int, value: object) -> Table:
+def changed(table: ScheduleTable, column: str, number: int, value: object) -> ScheduleTable:
     values = getattr(table, column).copy()
     values[number] = value
     return replace(table, **{column: values})
@@ -283,7 +288,9 @@ SOUND = one_forward_one_backward(3, 4)
         (replace(SOUND, recurrent=True), "has no gradient of micro-batch 1 from stage 2 by then"),
     ],
 )
-def test_the_checker_finds_tables_that_break_their_promise(table: Table, words: str) -> None:
+def test_the_checker_finds_tables_that_break_their_promise(
+    table: ScheduleTable, words: str
+) -> None:
     check(SOUND)
     with pytest.raises(ScheduleError, match=words):
         check(table)

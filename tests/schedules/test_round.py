@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.schedules.interpreter import ScheduleError, result
-from labkit.schedules.round import Round, beside, boundaries, circle, count_chunks, join
+from labkit.schedules.interpreter import ScheduleError, final_buffers
+from labkit.schedules.round import Round, boundaries, circle, count_chunks, join, run_concurrently
 
 
 def test_one_value_fills_a_column() -> None:
@@ -31,7 +31,7 @@ def test_on_renames_ranks_and_cuts_chunks() -> None:
 def test_beside_joins_rounds_and_none_pauses() -> None:
     one = [Round([0], [1], reduce=True), Round([1], [0], reduce=False)]
     late = [None, Round([2], [3], reduce=True)]
-    first, second = beside([one, late])
+    first, second = run_concurrently([one, late])
     assert first.rows() == one[0].rows()
     assert second.rows() == join([one[1], late[1]]).rows()  # type: ignore[list-item]
 
@@ -65,19 +65,19 @@ def test_contributions_are_added_in_order_of_rank_the_own_value_in_its_place() -
     # Rank 1 receives from 2 and 0. In order of rank (1e8 + 1) - 1e8 loses the 1 in float32;
     # with its own value first, or the large ones first, it would not.
     values = np.array([[1e8], [1], [-1e8]], np.float32)
-    after = result([Round([2, 0], [1, 1], reduce=True)], values)
+    after = final_buffers([Round([2, 0], [1, 1], reduce=True)], values)
     assert after[:, 0].tolist() == [1e8, 0.0, -1e8]
 
 
 def test_messages_carry_the_values_from_before_the_round() -> None:
-    after = result([Round([0, 1], [1, 0], reduce=False)], np.array([[1], [2]]))
+    after = final_buffers([Round([0, 1], [1, 0], reduce=False)], np.array([[1], [2]]))
     assert after.tolist() == [[2], [1]]
 
 
 @pytest.mark.parametrize("order", [[True, False], [False, True], [False, False]])
 def test_a_replaced_chunk_receives_nothing_else(order: list[bool]) -> None:
     with pytest.raises(ScheduleError, match="rank 2 replaces chunk 0 and receives it again"):
-        result([Round([0, 1], [2, 2], reduce=order)], np.zeros((3, 4)))
+        final_buffers([Round([0, 1], [2, 2], reduce=order)], np.zeros((3, 4)))
 
 
 def test_messages_are_copied_among_several_lists_of_ranks() -> None:

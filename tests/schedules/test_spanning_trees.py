@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules import allreduce, pack, spanning_trees
-from labkit.schedules.interpreter import check
+from labkit.schedules.interpreter import verify_schedule
 from labkit.schedules.spanning_trees import Tree
 
 
@@ -49,7 +49,7 @@ def test_any_joined_links_end_with_the_sum(
 ) -> None:
     size, links = given_links
     schedule = partial(spanning_trees, links=links, pieces=pieces)
-    counted = check(allreduce(schedule), size)
+    counted = verify_schedule(allreduce(schedule), size)
     assert counted.volume.sum() == 2 * (size - 1) * counted.chunks
     for each in schedule(size):
         for source, destination, *_ in each.rows():
@@ -106,7 +106,7 @@ def test_pieces_let_the_levels_of_a_tree_work_at_the_same_time() -> None:
 @pytest.mark.parametrize(
     ("links", "words"),
     [
-        ({(0, 1): 1.0, (1, 0): 1.0}, "do not join rank 2 to rank 0"),
+        ({(0, 1): 1.0, (1, 0): 1.0}, "do not connect rank 2 to rank 0"),
         ({(0, 1): 1.0, (1, 2): 1.0, (2, 1): 1.0}, "in both directions"),
         ({(0, 7): 1.0}, "ranks from 0 to 2"),
         ({(0, 1): 0.0}, "bandwidth above 0"),

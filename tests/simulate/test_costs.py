@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, Slowdown
 from labkit.schedules import ALLREDUCE
-from labkit.simulate import Cost, closed_form, exact_form, modelled, simulate, textbook
+from labkit.simulate import AlphaBetaCost, closed_form, exact_form, modelled, simulate, textbook
 
 NET = Network(latency=0.5, bandwidth=4.0)
 
 
 def test_every_allreduce_has_both_forms() -> None:
     for each in ALLREDUCE.values():
-        assert isinstance(each.cost(5), Cost)
-        assert each.ways(5)
+        assert isinstance(each.cost(5), AlphaBetaCost)
+        assert each.critical_paths(5)
 
 
 @given(
@@ -59,12 +59,12 @@ def test_the_model_is_never_slower_than_the_textbook(name: str, size: int) -> No
 
 
 def test_textbook_forms_at_eight_ranks() -> None:
-    assert textbook("all_to_all", 8) == Cost(7, 7, 7)
-    assert textbook("master_worker", 8) == Cost(14, 14, 7)
-    assert textbook("tree", 8) == Cost(6, 6, 3)
-    assert textbook("butterfly", 8) == Cost(3, 3, 3)
-    assert textbook("rabenseifner", 8) == Cost(6, 14 / 8, 7 / 8)
-    assert textbook("ring", 8) == Cost(14, 14 / 8, 7 / 8)
+    assert textbook("all_to_all", 8) == AlphaBetaCost(7, 7, 7)
+    assert textbook("master_worker", 8) == AlphaBetaCost(14, 14, 7)
+    assert textbook("tree", 8) == AlphaBetaCost(6, 6, 3)
+    assert textbook("butterfly", 8) == AlphaBetaCost(3, 3, 3)
+    assert textbook("rabenseifner", 8) == AlphaBetaCost(6, 14 / 8, 7 / 8)
+    assert textbook("ring", 8) == AlphaBetaCost(14, 14 / 8, 7 / 8)
 
 
 def test_at_the_crossover_both_take_as_long() -> None:
@@ -107,5 +107,5 @@ def test_an_exact_form_is_what_the_rows_take(sharing: str) -> None:
 
 def test_there_is_no_exact_form_where_links_differ() -> None:
     plain = Network(latency=1e-5, bandwidth=1e9)
-    for update in ({"jitter": 1e-3}, {"slow": {0: Slowdown(transfer=2)}}, {"hosts": 3}):
+    for update in ({"jitter": 1e-3}, {"stragglers": {0: Slowdown(transfer=2)}}, {"hosts": 3}):
         assert exact_form("ring", 4, 1e6, plain.model_copy(update=update)) is None

@@ -11,14 +11,16 @@ from labkit.common.errors import InvalidInput
 from labkit.network import Network
 from labkit.schedules import PIPELINE
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline import Table, interleaved
+from labkit.schedules.pipeline import ScheduleTable, interleaved
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 
 COSTS = [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5), (0.02, 0.03, 0.01)]  # F, B, W in s
 FLUSHED = sorted(set(PIPELINE) - {"pipedream", "zero_bubble_h2"})
 
 
-def time_of(table: Table, forward: float, backward: float, weight: float) -> PipelineSimulation:
+def time_of(
+    table: ScheduleTable, forward: float, backward: float, weight: float
+) -> PipelineSimulation:
     """A rank's chunks share its seconds equally."""
     v = table.chunks
     return simulate_pipeline(table, forward / v, backward / v, weight / v)
@@ -152,7 +154,7 @@ def test_free_messages_and_an_endless_network_take_as_long() -> None:
 
 
 def test_slow_ranks_hold_up_all_the_others() -> None:
-    network = Network(latency=0, bandwidth=1e30, slow={1: 2.0})
+    network = Network(latency=0, bandwidth=1e30, stragglers={1: 2.0})
     table = PIPELINE["1f1b"](3, 32)
     each = simulate_pipeline(table, 1, 1, network=network)
     assert each.busy == pytest.approx([64, 128, 64])
@@ -171,8 +173,8 @@ def test_a_slower_network_never_helps_and_a_preset_is_named() -> None:
     ("costs", "words"),
     [
         (([1, 2], 1, 1), r"forward of shape \(2,\): give one value, or one for each of 4 stages"),
-        ((1, -1, 1), "backward_input=-1.0: give nothing negative"),
-        ((1, 1, float("nan")), "backward_weight=nan: give nothing negative"),
+        ((1, -1, 1), "backward_input=-1.0: give finite numbers, nothing negative"),
+        ((1, 1, float("nan")), "backward_weight=nan: give finite numbers, nothing negative"),
     ],
 )
 def test_seconds_that_cannot_be_are_refused(costs: tuple[object, ...], words: str) -> None:
@@ -187,5 +189,5 @@ def test_an_empty_stretch_of_time_has_no_utilisation() -> None:
 
 def test_a_table_that_waits_for_ever_is_refused() -> None:
     table = PIPELINE["gpipe"](2, 2)
-    with pytest.raises(ScheduleError, match="nobody can go on"):
+    with pytest.raises(ScheduleError, match="deadlock"):
         simulate_pipeline(table.take(table.action != "send"), 1, 1)

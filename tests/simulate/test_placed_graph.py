@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.simulate.placement import (
-    Machine,
+    DeviceGroup,
+    GraphTask,
     Need,
-    Plan,
-    Task,
+    PlacementPlan,
     TaskGraph,
     all_on_one,
     at_random,
@@ -24,7 +24,7 @@ from labkit.simulate.placement import (
 
 # Quarters: sums of them are exact, so that times can be compared as they are.
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
-FREE = Machine(("A", "B"))
+FREE = DeviceGroup(("A", "B"))
 
 
 @st.composite
@@ -32,7 +32,7 @@ def graphs(draw: st.DrawFn, most: int = 10, groups: str = "gh") -> TaskGraph:
     count = draw(st.integers(1, most))
     together = st.sampled_from(["", *groups])
     tasks = [
-        Task(f"t{n}", draw(QUARTERS), draw(QUARTERS), draw(together) if groups else "")
+        GraphTask(f"t{n}", draw(QUARTERS), draw(QUARTERS), draw(together) if groups else "")
         for n in range(count)
     ]
     pairs = [(a, b) for b in range(count) for a in range(b)]
@@ -46,13 +46,13 @@ def graphs(draw: st.DrawFn, most: int = 10, groups: str = "gh") -> TaskGraph:
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Machine:
+def machines(draw: st.DrawFn) -> DeviceGroup:
     devices = draw(st.integers(1, 3))
     bandwidth = draw(st.sampled_from([0.5, 1.0, math.inf]))
-    return Machine(tuple("ABC"[:devices]), draw(QUARTERS), bandwidth, dispatch=draw(QUARTERS))
+    return DeviceGroup(tuple("ABC"[:devices]), draw(QUARTERS), bandwidth, dispatch=draw(QUARTERS))
 
 
-def plans(graph: TaskGraph, machine: Machine) -> list[Plan]:
+def plans(graph: TaskGraph, machine: DeviceGroup) -> list[PlacementPlan]:
     made = [list_schedule(graph, machine), round_robin(graph, machine)]
     return [*made, at_random(graph, machine, 3), all_on_one(graph, machine)]
 
@@ -62,7 +62,9 @@ def overlap(spans: list[tuple[float, float]]) -> bool:
 
 
 @given(graphs(), machines())
-def test_no_device_and_no_link_does_two_things_at_once(graph: TaskGraph, machine: Machine) -> None:
+def test_no_device_and_no_link_does_two_things_at_once(
+    graph: TaskGraph, machine: DeviceGroup
+) -> None:
     for plan in plans(graph, machine):
         for device in range(len(machine.devices)):
             assert not overlap([plan.spans[name] for name in plan.on(device)])
@@ -73,7 +75,7 @@ def test_no_device_and_no_link_does_two_things_at_once(graph: TaskGraph, machine
 
 
 @given(graphs(), machines())
-def test_nothing_starts_before_its_inputs_have_come(graph: TaskGraph, machine: Machine) -> None:
+def test_nothing_starts_before_its_inputs_have_come(graph: TaskGraph, machine: DeviceGroup) -> None:
     for plan in plans(graph, machine):
         copied = {(copy.task, copy.output, copy.receiver): copy for copy in plan.copies}
         assert len(copied) == len(plan.copies)  # once for each receiving device
@@ -93,7 +95,7 @@ def test_nothing_starts_before_its_inputs_have_come(graph: TaskGraph, machine: M
 
 @given(graphs(), machines())
 def test_groups_stay_together_and_no_plan_beats_the_bound(
-    graph: TaskGraph, machine: Machine
+    graph: TaskGraph, machine: DeviceGroup
 ) -> None:
     for plan in plans(graph, machine):
         for group in "gh":
@@ -106,7 +108,7 @@ def test_groups_stay_together_and_no_plan_beats_the_bound(
 def test_where_copies_are_free_list_scheduling_is_never_longer_than_one_device(
     graph: TaskGraph, devices: int, dispatch: float
 ) -> None:
-    machine = Machine(tuple("ABC"[:devices]), dispatch=dispatch)
+    machine = DeviceGroup(tuple("ABC"[:devices]), dispatch=dispatch)
     assert list_schedule(graph, machine).makespan <= all_on_one(graph, machine).makespan
 
 
@@ -114,7 +116,7 @@ def test_where_copies_are_free_list_scheduling_is_never_longer_than_one_device(
 def test_memory_is_kept_within_its_limit_or_the_plan_is_refused(
     graph: TaskGraph, memory: float
 ) -> None:
-    machine = Machine(("A", "B"), memory=memory)
+    machine = DeviceGroup(("A", "B"), memory=memory)
     for make in (list_schedule, round_robin, lambda g, m: at_random(g, m, 1)):
         try:
             plan = make(graph, machine)
@@ -129,7 +131,7 @@ def test_memory_is_kept_within_its_limit_or_the_plan_is_refused(
 
 
 @given(graphs(), machines())
-def test_the_order_on_devices_can_be_carried_out(graph: TaskGraph, machine: Machine) -> None:
+def test_the_order_on_devices_can_be_carried_out(graph: TaskGraph, machine: DeviceGroup) -> None:
     """Chains of each device's tasks, beside what tasks need, form no circle."""
     for plan in plans(graph, machine):
         chains = [pairwise(plan.on(device)) for device in range(len(machine.devices))]
@@ -137,7 +139,7 @@ def test_the_order_on_devices_can_be_carried_out(graph: TaskGraph, machine: Mach
         TaskGraph(graph.tasks, graph.needs + more)  # which refuses a circle
 
 
-def best(graph: TaskGraph, machine: Machine) -> float:
+def best(graph: TaskGraph, machine: DeviceGroup) -> float:
     """The shortest of all placements and all orders: each task as early as its order lets it."""
     count, found = len(machine.devices), math.inf
     names = [task.name for task in graph.tasks]
@@ -175,7 +177,7 @@ def best(graph: TaskGraph, machine: Machine) -> float:
 def test_small_graphs_are_held_against_the_best_of_all_plans(
     graph: TaskGraph, latency: float
 ) -> None:
-    machine = Machine(("A", "B"), latency=latency)
+    machine = DeviceGroup(("A", "B"), latency=latency)
     shortest = best(graph, machine)
     for plan in plans(graph, machine):
         assert plan.makespan >= shortest
@@ -184,17 +186,22 @@ def test_small_graphs_are_held_against_the_best_of_all_plans(
 
 
 TOWERS = TaskGraph(
-    (Task("a", 4.0), Task("b", 4.0), Task("x", 0.0, device=0), Task("sum", 1.0)),
+    (
+        GraphTask("a", 4.0),
+        GraphTask("b", 4.0),
+        GraphTask("x", 0.0, device=0),
+        GraphTask("sum", 1.0),
+    ),
     (Need("x", "a", 1.0), Need("x", "b", 1.0), Need("a", "sum", 1.0), Need("b", "sum", 1.0)),
 )
 
 
 def test_two_towers_part_where_a_copy_is_cheap_and_stay_where_it_is_dear() -> None:
-    cheap = list_schedule(TOWERS, Machine(("A", "B"), latency=0.5))
+    cheap = list_schedule(TOWERS, DeviceGroup(("A", "B"), latency=0.5))
     assert {cheap.devices["a"], cheap.devices["b"]} == {0, 1}
     assert cheap.makespan == 0.5 + 4 + 1  # the sum is where b is, and a came while b computed
-    assert cheap.makespan == best(TOWERS, Machine(("A", "B"), latency=0.5))
-    dear = list_schedule(TOWERS, Machine(("A", "B"), latency=8.0))
+    assert cheap.makespan == best(TOWERS, DeviceGroup(("A", "B"), latency=0.5))
+    dear = list_schedule(TOWERS, DeviceGroup(("A", "B"), latency=8.0))
     assert (set(dear.devices.values()), dear.makespan, dear.copies) == ({0}, 9.0, ())
 
 
@@ -205,7 +212,7 @@ def test_round_robin_deals_in_the_order_of_the_step_and_keeps_what_is_bound() ->
 
 
 def test_random_placements_come_again_with_their_seed_and_differ_without() -> None:
-    many = TaskGraph(tuple(Task(str(n), 1.0) for n in range(12)))
+    many = TaskGraph(tuple(GraphTask(str(n), 1.0) for n in range(12)))
     placed = [tuple(at_random(many, FREE, seed).devices.items()) for seed in (1, 1, 2)]
     assert placed[0] == placed[1] != placed[2]
 
@@ -213,15 +220,18 @@ def test_random_placements_come_again_with_their_seed_and_differ_without() -> No
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Machine(()), "give names, each once"),
-        (lambda: Machine(("A", "A")), "give names, each once"),
-        (lambda: Machine(("A",), latency=-1.0), "latency=-1.0 is impossible"),
-        (lambda: Machine(("A",), bandwidth=0.0), "bandwidth=0.0 is impossible"),
+        (lambda: DeviceGroup(()), "give unique names"),
+        (lambda: DeviceGroup(("A", "A")), "give unique names"),
+        (lambda: DeviceGroup(("A",), latency=-1.0), "latency=-1.0 is impossible"),
+        (lambda: DeviceGroup(("A",), bandwidth=0.0), "bandwidth=0.0 is impossible"),
         (lambda: TaskGraph(()), "at least one task"),
-        (lambda: TaskGraph((Task("a", -1.0),)), "finite, from 0 on"),
-        (lambda: TaskGraph((Task("a", 1.0),), (Need("a", "z"),)), "'z', which is no task"),
-        (lambda: TaskGraph((Task("a", 1.0),), (Need("a", "a"),)), "a circle among a"),
-        (lambda: list_schedule(TaskGraph((Task("a", 1.0, device=2),)), FREE), "bound to device 2"),
+        (lambda: TaskGraph((GraphTask("a", -1.0),)), "give finite seconds and bytes"),
+        (lambda: TaskGraph((GraphTask("a", 1.0),), (Need("a", "z"),)), "'z', which is not a task"),
+        (lambda: TaskGraph((GraphTask("a", 1.0),), (Need("a", "a"),)), "a cycle among a"),
+        (
+            lambda: list_schedule(TaskGraph((GraphTask("a", 1.0, device=2),)), FREE),
+            "bound to device 2",
+        ),
     ],
 )
 def test_what_is_no_graph_and_no_machine_is_refused(make: object, words: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit.network import Network
-from labkit.schedules import named
+from labkit.schedules import get_collective
 from labkit.schedules.round import Round
 from labkit.simulate import Judged, closed_form, reproduce, simulate
 from labkit.simulate.published import REPRODUCTIONS, Reproduction, bugliarello, shapes
@@ -21,24 +21,24 @@ DAINT = [0.957, 0.947, 0.921, 0.905, 0.868, 0.805, 0.521]
 K80 = [0.940, 0.938, 0.935, 0.883, 0.845, 0.510, 0.276]
 K80_BY_8 = [0.955, 0.952, 0.944, 0.918, 0.884, 0.885, 0.852]
 FIGURES = {
-    "tensors by their shapes": ("R", [92.9]),
+    "tensors from shapes": ("R", [92.9]),
     "best number of servers": ("R" * 8, [1, 1, 3, 2, 4, 12, 40, 116]),
-    "link at 32 of 1 K80 a node": ("R" * 14, K80 + K80_BY_8),
-    "the same, messages of 8 GPUs apart": ("R" * 11, [*K80[:3], K80[4], *K80_BY_8]),
-    "link at 32 of 1 P100 a node": ("R" * 7, DAINT),
-    "link at 128 of 1 P100 a node": ("RRRRRRRP", [*DAINT, 0.9956]),
+    "link fitted at 32 nodes of 1 K80": ("R" * 14, K80 + K80_BY_8),
+    "the same, separate messages of 8 GPUs": ("R" * 11, [*K80[:3], K80[4], *K80_BY_8]),
+    "link fitted at 32 nodes of 1 P100": ("R" * 7, DAINT),
+    "link fitted at 128 nodes of 1 P100": ("RRRRRRRP", [*DAINT, 0.9956]),
     "512 GPUs, 25 Gb/s": ("DDD", [0.90, 0.90, 0.68]),
     "the same, no minimal filtering": ("DDD", [0.90, 0.90, 0.68]),
     "BERT-large, 256 GPUs": ("RR", [0.70, 0.90]),
-    "a round costs the same in both": ("DD", [11.64, 1.41]),
+    "equal time per round in both": ("DD", [11.64, 1.41]),
     "16 CPUs": ("FFFF", [10.9, 14.7, 14.5, 15.3]),
     "nodes": ("AAA", [53.0, 90.0, 42.0]),
-    "no shapes, one figure each": ("AA", [6.5, 14.0]),
+    "no shapes, a single figure": ("AA", [6.5, 14.0]),
     "(K - 1) / (M + K - 1)": ("CCC", [3 / 7, 3 / 19, 7 / 39]),
     "forms": ("CCC", [21, 9.8, 4.2]),
     "1F1B, measured": ("PPP", [0.243, 0.199, 0.124]),
     "AmoebaNet-D": ("RRR", [0.93, 2.62, 4.95]),
-    "ResNet-101, micro-batches not said": ("RRRR", [0.853, 1.41, 2.77, 4.29]),
+    "ResNet-101, unknown micro-batches": ("RRRR", [0.853, 1.41, 2.77, 4.29]),
     "bound 3 / (1 + 2 / K) [C]": ("FFFRRR", [1.40, 1.70, 1.84, 1.37, 1.57, 1.64]),
 }
 
@@ -69,7 +69,7 @@ def test_a_judged_figure_never_enters_its_fit(study: Reproduction) -> None:
 
 def test_nothing_is_predicted_that_a_parameter_or_a_form_was_made_for() -> None:
     said = {row.study for row in reproduced() if row.verdict == "predicted"}
-    assert said == {"tensors by their shapes", "(K - 1) / (M + K - 1)", "forms"}
+    assert said == {"tensors from shapes", "(K - 1) / (M + K - 1)", "forms"}
     assert not any(row.parameters for row in reproduced() if row.study in said)
 
 
@@ -84,16 +84,18 @@ def test_rows_of_one_node_and_of_bounds_are_no_predictions() -> None:
 
 
 def test_the_cliff_is_predicted_from_32_nodes_and_absent_with_eight_gpus_a_node() -> None:
-    rows = [row for row in reproduced() if row.study == "link at 32 of 1 K80 a node"]
+    rows = [row for row in reproduced() if row.study == "link fitted at 32 nodes of 1 K80"]
     beyond = {row.what for row in reproduced() if row.verdict == "predicted from a fit"}
     assert beyond == {f"p2.xlarge, {gpus} GPUs" for gpus in (64, 128)}
     assert {row.verdict for row in rows[-4:]} == {"reproduced"}
-    apart = [row for row in reproduced() if "apart" in row.study and "8xlarge" in row.what]
+    apart = [row for row in reproduced() if "separate" in row.study and "8xlarge" in row.what]
     assert {row.verdict for row in apart[3:]} == {"not reached"}
 
 
 def test_one_node_of_eight_is_ahead_of_eight_nodes() -> None:
-    rows = {row.what: row for row in reproduced() if row.study == "link at 128 of 1 P100 a node"}
+    rows = {
+        row.what: row for row in reproduced() if row.study == "link fitted at 128 nodes of 1 P100"
+    }
     one, eight = rows["DGX-1, 8 GPUs"], rows["piz-daint, 8 GPUs"]
     assert one.predicted == pytest.approx(0.9956, abs=0.01)
     assert eight.predicted == pytest.approx(0.9207, abs=0.01)
@@ -157,7 +159,9 @@ def test_closed_forms_are_what_the_simulator_gives() -> None:
     network = Network(latency=0, bandwidth=25e9 / 8)
     nbytes = shapes.nbytes(shapes.inception_v3())
     form = closed_form("ring", 512, nbytes, network)
-    assert form == pytest.approx(named("ring").cost(512).beta * nbytes / (25e9 / 8), rel=1e-12)
+    assert form == pytest.approx(
+        get_collective("ring").cost(512).beta * nbytes / (25e9 / 8), rel=1e-12
+    )
     assert simulate("ring", 512, nbytes, network).seconds == pytest.approx(form, rel=1e-9)
     assert share("gpipe", 4, 16) == pytest.approx(3 / 19, rel=1e-9)
     assert share("1f1b", 8, 24) == pytest.approx(7 / 31, rel=1e-9)

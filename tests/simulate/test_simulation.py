@@ -10,7 +10,7 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, Slowdown
-from labkit.schedules import ALLREDUCE, Round, named
+from labkit.schedules import ALLREDUCE, Round, get_collective
 from labkit.schedules.round import count_chunks
 from labkit.simulate import simulate
 from labkit.simulate.events import Events
@@ -71,7 +71,7 @@ def test_butterfly_of_three_by_hand() -> None:
 @pytest.mark.parametrize("name", list(ALLREDUCE))
 def test_what_is_sent_is_what_the_textbook_says(name: str) -> None:
     done = simulate(name, 7, N, SWITCH)
-    counted = named(name).counts(7)
+    counted = get_collective(name).counts(7)
     assert done.messages.tolist() == counted.messages.tolist()
     assert done.sent == pytest.approx(counted.bytes(N))
     # Every message crosses the link out of one rank and the link into another.
@@ -82,7 +82,7 @@ def test_what_is_sent_is_what_the_textbook_says(name: str) -> None:
 def test_each_message_is_sent_once_at_whatever_pace_ranks_go(size: int) -> None:
     for name in ("rabenseifner", "butterfly", "tree"):
         done = simulate(name, size, N, SWITCH)
-        assert done.messages.tolist() == named(name).counts(size).messages.tolist()
+        assert done.messages.tolist() == get_collective(name).counts(size).messages.tolist()
         assert simulate(name, size, N, SWITCH, gamma=1e-12).seconds == pytest.approx(done.seconds)
 
 
@@ -97,7 +97,7 @@ def test_compute_delays_a_rank_and_all_that_wait_for_it() -> None:
 
 
 def test_a_straggler_belongs_to_the_network() -> None:
-    network = Network(latency=A, bandwidth=1 / B, slow={2: Slowdown(compute=4)})
+    network = Network(latency=A, bandwidth=1 / B, stragglers={2: Slowdown(compute=4)})
     straggling = simulate("ring", 4, N, network, compute=1.0).seconds
     assert straggling == pytest.approx(4 + simulate("ring", 4, N, SWITCH).seconds)
 
@@ -176,7 +176,7 @@ def test_ranks_at_their_own_pace_take_as_long_as_rounds_that_do_not_meet(
 @pytest.mark.parametrize("trace", [False, True])
 def test_messages_that_meet_need_no_events_where_no_trace_is_kept(trace: bool) -> None:
     rounds = Lockstep(SWITCH, 8, G, 0.0, trace)
-    assert rounds.run(named("master_worker")(8), N) is not trace
+    assert rounds.run(get_collective("master_worker")(8), N) is not trace
 
 
 def test_a_server_of_hundreds_of_workers_that_come_one_by_one() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from labkit import AllReduce, Cluster, Experiment
 from labkit.programs import Compute, Gradient, Roles, Snapshot, Update
-from labkit.programs.actions import AllReduce as Meet
+from labkit.programs.actions import AllReduceAction as Meet
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
     "dataset_options": {"rows": 60, "test_rows": 10},
     "batch_size": 20,
     "precision": "float64",
-    "gate": False,
+    "verify": False,
 }
 
 

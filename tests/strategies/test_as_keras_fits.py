@@ -172,7 +172,7 @@ def experiment(strategy: Strategy, model: Any, dataset: Any, workers: int = 2) -
         batch_size=13,  # 13, 13 and 7 rows: no number of micro-batches divides them
         epochs=2,
         precision="float64",
-        gate=False,
+        verify=False,
     )
 
 
@@ -324,7 +324,10 @@ def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
         pytest.param(
             tangled(tuple, list),
             data((A, B), (FIRST, SECOND)),
-            [Pipeline("interleaved", microbatches=2, chunks=2), Pipeline("zero_bubble")],
+            [
+                Pipeline("interleaved", microbatches=2, virtual_stages_per_rank=2),
+                Pipeline("zero_bubble"),
+            ],
             marks=slow,
         ),
         pytest.param(
@@ -332,7 +335,7 @@ def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
             data(A, FIRST),
             [
                 Pipeline("gpipe", microbatches=3, partition=(2, 5), recompute=True),
-                Pipeline("interleaved", microbatches=2, chunks=3),
+                Pipeline("interleaved", microbatches=2, virtual_stages_per_rank=3),
             ],
             marks=slow,
         ),
@@ -377,7 +380,11 @@ def test_slices_of_models_with_several_inputs_and_outputs(
 @pytest.mark.parametrize(
     ("model", "dataset", "more"),
     [
-        (tangled(), data(*NAMED), [Pipeline(microbatches=2, stages=2), TensorParallel(slices=2)]),
+        (
+            tangled(),
+            data(*NAMED),
+            [Pipeline(microbatches=2, stages=2), TensorParallel(tensor_parallel_size=2)],
+        ),
         (translator, data((WORDS, HOLES), EACH), []),
     ],
     ids=["tangled", "masked"],
@@ -385,7 +392,9 @@ def test_slices_of_models_with_several_inputs_and_outputs(
 def test_stages_of_slices_and_replicas_of_what_is_no_chain(
     cluster: Cluster, model: Any, dataset: Any, more: list[Strategy]
 ) -> None:
-    assert_same(cluster, [Pipeline(microbatches=2, slices=2), *more], model, dataset, 4)
+    assert_same(
+        cluster, [Pipeline(microbatches=2, tensor_parallel_size=2), *more], model, dataset, 4
+    )
 
 
 def late(communicator: Any, modules: int) -> Any:
@@ -462,5 +471,5 @@ def test_a_mask_that_only_weights_can_tell_is_refused_where_it_counts(cluster: C
 def test_masks_that_attention_takes_off_are_refused_where_they_would_pass(cluster: Cluster) -> None:
     assert_same(cluster, [TensorParallel()], attentive, data(WORDS, EACH))
     question = experiment(Pipeline(microbatches=3), attentive, data(WORDS, EACH))
-    with pytest.raises(InvalidInput, match="takes the masks off what it reads"):
+    with pytest.raises(InvalidInput, match="removes the masks of its inputs"):
         cluster.call(train, [question], ranks=2)

@@ -16,7 +16,7 @@ PACES = (1.0, 1.37, 2.9)
 def test_the_momentum_waits_for_so_many(delayed: int, period: int) -> None:
     """Twenty steps of three workers are sixty, of whichever period; the last ones are shorter."""
     slow = {worker: Slowdown(compute=pace) for worker, pace in enumerate(PACES)}
-    strategy = AsynchronousDiLoCo(period, delayed=delayed)
+    strategy = AsynchronousDiLoCo(period, momentum_delay=delayed)
     _, scenes, _ = play(strategy, 3, network=None, steps=20, slow=slow)
     theta = np.zeros(4 * SIZE)
     momentum, buffer = np.zeros_like(theta), []

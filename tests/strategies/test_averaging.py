@@ -68,7 +68,7 @@ def reference(steps: int, period: int, outer: str | None, warmup: int = 0) -> li
 @pytest.mark.parametrize(("period", "warmup"), [(3, 0), (4, 5), (1, 0)])
 @pytest.mark.parametrize("outer", [None, "sgd", "nesterov"])
 def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -> None:
-    strategy = ParameterAveraging(period, outer=outer, warmup=warmup)
+    strategy = ParameterAveraging(period, outer_optimizer=outer, warmup_steps=warmup)
     _, scenes, _ = play(strategy, WORKERS, steps=20)
     for worker, expected in enumerate(reference(20, period, outer, warmup)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
@@ -78,7 +78,9 @@ def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -
 def test_who_is_slower_takes_fewer_steps_and_nobody_waits(outer: Any, warmup: int) -> None:
     """A worker twice as slow has two steps of a period of 4, one 2.5 times as slow has one."""
     slow = {1: Slowdown(compute=2.0), 2: Slowdown(compute=2.5)}
-    strategy = ParameterAveraging(4, outer=outer, warmup=warmup, local_steps="by_speed")
+    strategy = ParameterAveraging(
+        4, outer_optimizer=outer, warmup_steps=warmup, local_steps="by_speed"
+    )
     world, scenes, _ = play(strategy, WORKERS, None, steps=20 + warmup, slow=slow)
     taken = [(1, 2, 3, 4), (2, 4), (3,)]
     shared, velocity = reference(warmup, 1, None, warmup)[0], np.zeros(4 * SIZE)
@@ -155,7 +157,7 @@ def test_with_momentum_meeting_each_step_is_synchronous_or_not(
     monkeypatch.setattr(sample_programs, "Numbers", Heavy)
     monkeypatch.setattr(Heavy, "moves", {})
     monkeypatch.setattr(Heavy, "batch", batch)
-    _, scenes, _ = play(ParameterAveraging(1, state=state), WORKERS, steps=20)
+    _, scenes, _ = play(ParameterAveraging(1, optimizer_state=state), WORKERS, steps=20)
     weights = velocity = np.zeros(4 * SIZE)
     for step in range(1, 21):
         shares = np.roll(SHARES, -turns * step)
@@ -201,7 +203,9 @@ def streamed(
 @pytest.mark.parametrize("outer", [None, "nesterov"])
 @pytest.mark.parametrize(("fragments", "delay"), [(2, 0), (4, 0), (1, 3), (4, 1)])
 def test_fragments_meet_in_turn_and_late(fragments: int, delay: int, outer: Any) -> None:
-    strategy = ParameterAveraging(8, fragments=fragments, delay=delay, outer=outer)
+    strategy = ParameterAveraging(
+        8, fragments=fragments, overlap_steps=delay, outer_optimizer=outer
+    )
     _, scenes, _ = play(strategy, WORKERS, steps=21)
     for worker, expected in enumerate(streamed(21, 8, fragments, delay, outer)):
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-11)
@@ -236,7 +240,7 @@ def test_outer_gradients_in_four_bits_are_made_up_for_at_the_next_meeting(
 
     monkeypatch.setattr(Numbers, "gradient", pulled)
     compressor = ErrorFeedback(QSGD(levels=7, bucket=32))
-    strategy = ParameterAveraging(3, outer=outer, compressor=compressor)
+    strategy = ParameterAveraging(3, outer_optimizer=outer, compressor=compressor)
     _, scenes, _ = play(strategy, WORKERS, steps=20)
     shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
     left = np.zeros((WORKERS, 4 * SIZE))
@@ -278,7 +282,7 @@ def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
     """Three steps of 0.1 s carry 16 ms of links: nobody waits, but for the last meeting."""
     waits, late = (
         play(strategy, WORKERS, network=FAST, steps=25)
-        for strategy in (ParameterAveraging(8), ParameterAveraging(8, delay=3))
+        for strategy in (ParameterAveraging(8), ParameterAveraging(8, overlap_steps=3))
     )
 
     def on_the_way(scenes: Numbers) -> float:
@@ -290,7 +294,7 @@ def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
 
 def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
     keep, average, reset = (
-        play(ParameterAveraging(4, state=state), WORKERS, steps=8)[1]
+        play(ParameterAveraging(4, optimizer_state=state), WORKERS, steps=8)[1]
         for state in ("keep", "average", "reset")
     )
     assert keep.kept == reset.kept == {}
@@ -371,11 +375,16 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
     """With unequal batches, and layers that keep moving statistics."""
     strategies = [
         ParameterAveraging(
-            3, outer="nesterov", warmup=2, compressor=ErrorFeedback(QSGD(7, bucket=32))
+            3,
+            outer_optimizer="nesterov",
+            warmup_steps=2,
+            compressor=ErrorFeedback(QSGD(7, bucket=32)),
         ),
-        ParameterAveraging(3, state="average", local_steps="by_speed"),
-        ParameterAveraging(4, fragments=2, delay=1, compressor=ErrorFeedback(QSGD(levels=127))),
-        ParameterAveraging("epoch", state="reset", compressor=PowerSGD()),
+        ParameterAveraging(3, optimizer_state="average", local_steps="by_speed"),
+        ParameterAveraging(
+            4, fragments=2, overlap_steps=1, compressor=ErrorFeedback(QSGD(levels=127))
+        ),
+        ParameterAveraging("epoch", optimizer_state="reset", compressor=PowerSGD()),
         Gossip("exponential"),
         ElasticAveraging(0.2, period=3, center="allreduce"),
     ]
@@ -390,13 +399,13 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
             strategy=each,
             optimizer="adam",
             precision="float64",
-            capacities=(1, 2, 1),
-            slow={0: 2.0},
+            batch_weights=(1, 2, 1),
+            stragglers={0: 2.0},
         )
         for each in strategies
     ]
     ranks = cluster.call(trained, wall, ranks=3)
-    virtual = [each.replace(clock="virtual", compute=0.01, network="1GbE") for each in wall]
+    virtual = [each.replace(virtual={"compute_time": 0.01}, network="1GbE") for each in wall]
     (theirs,) = cluster.call(trained, virtual, ranks=1)
     for strategy, *ours, (other, _) in zip(strategies, *ranks, theirs, strict=True):
         for one, _ in ours:
@@ -424,7 +433,9 @@ def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, An
 
 def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -> None:
     """Whatever becomes of slots; a reset leaves none of them at the end, but all statistics."""
-    ways: list[Any] = [ParameterAveraging(3, state=s) for s in ("keep", "average", "reset")]
+    ways: list[Any] = [
+        ParameterAveraging(3, optimizer_state=s) for s in ("keep", "average", "reset")
+    ]
     base = Experiment(
         dataset="digits",
         dataset_options={"rows": 120, "test_rows": 10},
@@ -435,8 +446,8 @@ def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -
         optimizer="adam",
         precision="float64",
         clock="virtual",
-        compute=0.01,
-        shards="by_label",
+        virtual={"compute_time": 0.01},
+        data_partition="by_label",
     )
     asked = [base.replace(strategy=way) for way in [*ways, Gossip("ring")]]
     (told,) = cluster.call(kept, asked, ranks=1)
@@ -497,7 +508,7 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
         for workers, strategy in (
             (3, Gossip("random_pairs", asynchronous=True)),
             (2, ElasticAveraging(0.2, period=3, momentum=0.9)),
-            (2, AsynchronousDiLoCo(4, delayed=2)),
+            (2, AsynchronousDiLoCo(4, momentum_delay=2)),
         )
     ]
     ranks = cluster.call(trained, wall, ranks=3)
@@ -535,12 +546,12 @@ def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
         epochs=6,
         learning_rate=0.2,
         workers=4,
-        shards="by_label",
+        data_partition="by_label",
         clock="virtual",
-        compute=0.01,
+        virtual={"compute_time": 0.01},
     )
     # The losses of the last one count what others predict, who know other labels alone.
-    taught = Codistillation(4, weight=0.1)
+    taught = Codistillation(4, distillation_weight=0.1)
     ways = [ParameterAveraging(4), ElasticAveraging(0.1), Gossip("ring"), taught]
     (told,) = cluster.call(learned, [base.replace(strategy=way) for way in ways], ranks=1)
     for way, (first, last) in zip(ways, told, strict=True):
@@ -550,21 +561,30 @@ def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"period": 4, "delay": 4}, "is a meeting every 4 steps, but delay=4 lets it last as long"),
-        ({"period": 4, "fragments": 8}, "is a meeting every 0 steps"),
-        ({"state": "average", "delay": 1}, "is of a whole model.*use state='keep'"),
-        ({"period": "epoch", "fragments": 2}, "want a period that is known"),
-        ({"fragments": 2, "compressor": "PowerSGD"}, "works layer by layer"),
-        ({"local_steps": "by_speed"}, "but nobody is slower"),
-        ({"local_steps": "by_speed", "slow": {1: 9.0}}, "none to a worker.*period of 9 or more"),
         (
-            {"period": "epoch", "local_steps": "by_speed", "slow": {1: 99.0}},
-            "'epoch' with local_steps='by_speed' is of 6 steps, which leaves none",
+            {"period": 4, "overlap_steps": 4},
+            "is an averaging every 4 steps, but with overlap_steps=4 an averaging",
+        ),
+        ({"period": 4, "fragments": 8}, "is an averaging every 0 steps"),
+        (
+            {"optimizer_state": "average", "overlap_steps": 1},
+            "applies to whole models.*use optimizer_state='keep'",
+        ),
+        ({"period": "epoch", "fragments": 2}, "need a fixed period"),
+        ({"fragments": 2, "compressor": "PowerSGD"}, "compresses single layers"),
+        ({"local_steps": "by_speed"}, "but all workers are equally fast"),
+        (
+            {"local_steps": "by_speed", "stragglers": {1: 9.0}},
+            "no step for .* period of 9 or more",
+        ),
+        (
+            {"period": "epoch", "local_steps": "by_speed", "stragglers": {1: 99.0}},
+            "'epoch' with local_steps='by_speed' has 6 steps, which leave no step",
         ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], said: str) -> None:
-    slow = fields.get("slow", {})
-    strategy = ParameterAveraging(**{k: v for k, v in fields.items() if k != "slow"})
+    slow = fields.get("stragglers", {})
+    strategy = ParameterAveraging(**{k: v for k, v in fields.items() if k != "stragglers"})
     with pytest.raises(InvalidInput, match=said):
-        Experiment(dataset="digits", workers=2, strategy=strategy, slow=slow)
+        Experiment(dataset="digits", workers=2, strategy=strategy, stragglers=slow)

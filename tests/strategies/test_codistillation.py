@@ -22,7 +22,7 @@ def said(who: int, whose: int, step: int, weights: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("exchange", ["predictions", "weights"])
 def test_others_are_heard_a_period_later(exchange: Any) -> None:
     """Without a model: who is heard of which step and which weights, and what it costs."""
-    strategy = Codistillation(4, weight=0.5, exchange=exchange)
+    strategy = Codistillation(4, distillation_weight=0.5, exchange=exchange)
     _, scenes, _ = play(strategy, WORKERS, steps=STEPS)
     own, kept = [np.zeros(4 * SIZE)] * WORKERS, {0: [np.zeros(4 * SIZE)] * WORKERS}
     for step in range(STEPS):
@@ -125,14 +125,14 @@ def test_models_learn_from_each_other_as_a_loop_in_numpy_says(cluster: Cluster) 
         batch_size=12,
         epochs=4,
         workers=3,
-        capacities=(1, 3, 2),
+        batch_weights=(1, 3, 2),
         learning_rate=0.5,
         precision="float64",
     )
     found = {
         exchange: cluster.call(
             parts,
-            base.replace(strategy=Codistillation(3, weight=0.7, exchange=exchange)),
+            base.replace(strategy=Codistillation(3, distillation_weight=0.7, exchange=exchange)),
             False,
             ranks=3,
         )
@@ -164,8 +164,8 @@ def test_without_weight_two_replicas_of_equal_data_are_two_trainings(cluster: Cl
         learning_rate=0.5,
         precision="float64",
         clock="virtual",
-        compute=0.01,
-        strategy=Codistillation(3, weight=0.0),
+        virtual={"compute_time": 0.01},
+        strategy=Codistillation(3, distillation_weight=0.0),
     )
     (told,) = cluster.call(parts, pair, True, ranks=1)
     for ours, theirs in zip(told["weights"], reference(told, 3, 0.0, 0.5), strict=True):
@@ -175,8 +175,8 @@ def test_without_weight_two_replicas_of_equal_data_are_two_trainings(cluster: Cl
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"dataset": lambda: None, "model": lambda: None}, "others predict it before"),
-        ({"feed": "scatter"}, "does not know workers apart"),
+        ({"dataset": lambda: None, "model": lambda: None}, "other workers predict a batch before"),
+        ({"input_mode": "scatter"}, "does not support separate models"),
     ],
 )
 def test_what_others_cannot_predict_is_refused(fields: dict[str, Any], said: str) -> None:

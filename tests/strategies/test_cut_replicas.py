@@ -22,18 +22,19 @@ from labkit import (
     TopK,
 )
 from labkit.common.errors import InvalidInput
-from labkit.programs import Message, Program, Receive, Roles, Send, placed, whole
+from labkit.experiment import VirtualClock
+from labkit.programs import Message, Program, Receive, Roles, Send, placed, whole_replica_program
 from labkit.schedules.grid import crossing
 
-LAW = ComputeTime(0.1, law="lognormal")
+LAW = ComputeTime(0.1, distribution="lognormal")
 WAYS: list[Any] = [
     Downpour(servers=2, placement="sharded"),
     Downpour(3, push_every=2, servers=3),
     ParameterServer(2, synchronous=False, placement="greedy"),
-    ParameterServer(3, backups=1, placement="sharded"),
-    StaleSynchronous(2, servers=2, remedy="delay_compensated"),
+    ParameterServer(3, backup_workers=1, placement="sharded"),
+    StaleSynchronous(2, servers=2, staleness_correction="delay_compensated"),
     StaleSynchronous(0, servers=2),
-    SoftSync(2, remedy="per_gradient"),
+    SoftSync(2, staleness_correction="per_gradient"),
 ]
 
 
@@ -101,7 +102,7 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
         for member in roles.members(w)
     }
     answered: dict[int, list[Any]] = {member: [] for member in lines}
-    program, answer = whole(serve, roles, server), None
+    program, answer = whole_replica_program(serve, roles, server), None
     while len(seen) < len(pushes) or any(len(each) < 3 for each in answered.values()):
         action = program.send(answer)
         answer = None
@@ -134,8 +135,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 30,
     "epochs": 2,
     "precision": "float64",
-    "clock": "virtual",
-    "compute": LAW,
+    "virtual": {"compute_time": LAW},
     "network": "1GbE",
 }
 
@@ -159,7 +159,8 @@ def furthest(communicator: Any, pairs: list[tuple[Experiment, Any]]) -> list[flo
         events = sorted(theirs.interleaving, key=lambda each: each["applied"])
         order = [tuple(int(event[k]) for k in ("server", "worker", "step")) for event in events]
         strategy = plain.strategy.model_copy(update=cut)
-        ours = train(plain.replace(strategy=strategy, order=order))
+        virtual = VirtualClock(compute_time=LAW, update_order=order)
+        ours = train(plain.replace(strategy=strategy, virtual=virtual))
         assert len(ours.interleaving) == len(events)
         assert len(ours.partition.get("edges", [])) == (1 + cut["stages"] if "stages" in cut else 0)
         weights = zip(ours.model.weights, theirs.model.weights, strict=True)
@@ -235,7 +236,11 @@ def test_between_tiles_goes_what_crosses_and_between_machines_kernels(cluster: C
 
 def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
     strategy = ParameterServer(synchronous=False, grid=(1, 2))
-    fields = SMALL | UNSHARED | {"compute": 0.1, "epochs": 1, "lost": {1: 0.12}}
+    fields = (
+        SMALL
+        | UNSHARED
+        | {"virtual": {"compute_time": 0.1, "worker_failures": {1: 0.12}}, "epochs": 1}
+    )
     run = cluster.run(Experiment(strategy=strategy, workers=3, **fields), show=False)
     assert run.metrics["equivalence"]["verdict"] == "passed"
     (loss,) = run.metrics["exchange"]["lost"]
@@ -248,12 +253,21 @@ def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("strategy", "why"),
     [
-        (Downpour(stages=9), "stages=9 have a block at least, but the model is a chain of"),
-        (Downpour(stages=2, compressor=TopK()), "stages=2 with a compressor, which knows"),
-        (ParameterServer(stages=2, transport="one_sided"), "stages=2 with transport='one_sided'"),
-        (Downpour(grid=(1, 2), stages=2), r"grid=\(1, 2\) with stages=2 cuts a replica twice"),
-        (Downpour(grid=(1, 2), compressor=TopK()), r"grid=\(1, 2\) with a compressor, which"),
-        (Downpour(grid=(1, 2), transport="one_sided"), r"grid=\(1, 2\) with transport='one_s"),
+        (Downpour(stages=9), "stages=9 need at least one block each, but the model is a chain of"),
+        (Downpour(stages=2, compressor=TopK()), "stages=2 does not support a compressor, which"),
+        (
+            ParameterServer(stages=2, transport="one_sided"),
+            "stages=2 does not support transport='one_sided'",
+        ),
+        (
+            Downpour(grid=(1, 2), stages=2),
+            "with stages=2 divides a replica in two ways",
+        ),
+        (Downpour(grid=(1, 2), compressor=TopK()), r"grid=\(1, 2\) does not support a compressor"),
+        (
+            Downpour(grid=(1, 2), transport="one_sided"),
+            r"grid=\(1, 2\) does not support transport='one_s",
+        ),
         (Downpour(grid=(3, 4)), r"'dense_2' of 10 units; allowed: \(3, 3\), \(2, 4\)"),
     ],
 )
@@ -311,7 +325,7 @@ def refused(communicator: Any) -> list[str]:
 
 def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
     (found,) = cluster.call(refused, ranks=1)
-    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "a mask among them"]
+    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "including a mask"]
     for said, why in zip(found, wanted, strict=True):
         assert why in said
 

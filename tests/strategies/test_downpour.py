@@ -14,7 +14,7 @@ from labkit.network import ComputeTime
 
 
 def test_with_both_at_one_it_is_an_asynchronous_server() -> None:
-    given: Any = {"compute": ComputeTime(0.1, law="exponential")}
+    given: Any = {"compute": ComputeTime(0.1, distribution="exponential")}
     ours = play(Downpour(servers=2), 3, **given)
     plain = play(ParameterServer(2, synchronous=False), 3, **given)
     assert ours[2].events == plain[2].events
@@ -48,7 +48,7 @@ def test_one_replica_that_pushes_and_fetches_each_batch_is_plain_training(cluste
         "epochs": 2,
         "optimizer": "adagrad",
         "precision": "float64",
-        "gate": False,
+        "verify": False,
     }
     plain = cluster.run(Experiment(**fields), show=False)
     ours = cluster.run(Experiment(strategy=Downpour(), clock="virtual", **fields), show=False)
@@ -85,5 +85,5 @@ def test_fewer_pushes_are_fewer_bytes() -> None:
 
 
 def test_replicas_that_never_meet_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="a replica would train alone; allowed: 1 to 10000"):
+    with pytest.raises(InvalidInput, match="leave a replica to train alone; allowed: 1 to 10000"):
         Experiment(dataset="digits", workers=2, strategy=Downpour(push_every=20_000))

@@ -75,10 +75,10 @@ def test_its_momentum_is_that_of_kerass_sgd() -> None:
 @pytest.mark.parametrize(
     ("fields", "optimizer", "said"),
     [
-        ({"alpha": 0.6, "center": "allreduce"}, "sgd", "beyond their mean; use alpha up to 0.5"),
-        ({"momentum": 0.9}, "adam", "is that of SGD"),
+        ({"alpha": 0.6, "center": "allreduce"}, "sgd", "beyond that mean; use alpha up to 0.5"),
+        ({"momentum": 0.9}, "adam", "requires plain SGD"),
         ({"compressor": "Int8"}, "sgd", "has no 'compressor'"),
-        ({"algorithm": "ring"}, "sgd", "is of an allreduce, but center='server' has none"),
+        ({"algorithm": "ring"}, "sgd", "selects an allreduce, but center='server' uses none"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

@@ -12,9 +12,9 @@ from labkit import (
     AllReduce,
     Cluster,
     Experiment,
-    LocallyConnected,
     Network,
     Pipeline,
+    SpatialParallel,
     TensorParallel,
 )
 
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "workers": 4,
     "learning_rate": 0.05,
     "precision": "float64",
-    "gate": False,
+    "verify": False,
 }
 MLP = {"model": "mlp", "model_options": {"widths": [7, 6]}}
 MAP = {"model": "locally_connected", "model_options": {"filters": [3, 2]}}
@@ -124,12 +124,12 @@ BOTH: dict[str, Any] = {"workers": 2, "optimizer": "adam", "callbacks": sets_wei
     [
         [
             BOTH | MLP | {"strategy": TensorParallel()},
-            BOTH | MAP | {"strategy": LocallyConnected()},
+            BOTH | MAP | {"strategy": SpatialParallel()},
         ],
         pytest.param(
             [
-                BOTH | TEXT | {"strategy": TensorParallel(slices=2), "workers": 4},
-                BOTH | IMAGES | {"strategy": LocallyConnected(grid=(1, 2)), "workers": 4},
+                BOTH | TEXT | {"strategy": TensorParallel(tensor_parallel_size=2), "workers": 4},
+                BOTH | IMAGES | {"strategy": SpatialParallel(grid=(1, 2)), "workers": 4},
                 MLP | {"strategy": Pipeline(stages=2, microbatches=3), "callbacks": halves},
             ],
             marks=pytest.mark.slow,
@@ -183,9 +183,9 @@ def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
 @pytest.mark.slow
 def test_weights_that_are_set_reach_the_shares(cluster: Cluster) -> None:
     cases = [
-        TEXT | {"strategy": TensorParallel(slices=2)},
-        MAP | {"strategy": LocallyConnected(grid=(1, 2))},
-        IMAGES | {"strategy": LocallyConnected()},
+        TEXT | {"strategy": TensorParallel(tensor_parallel_size=2)},
+        MAP | {"strategy": SpatialParallel(grid=(1, 2))},
+        IMAGES | {"strategy": SpatialParallel()},
     ]
     for rank in cluster.call(handed_over, [Experiment(**SMALL | case) for case in cases]):
         assert rank == [True] * 6
@@ -223,7 +223,7 @@ def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
 
 
 def test_the_whole_weights_of_a_grid_are_away_while_it_trains(cluster: Cluster) -> None:
-    strategies = [LocallyConnected(), LocallyConnected(grid=(2, 1))]
+    strategies = [SpatialParallel(), SpatialParallel(grid=(2, 1))]
     cases = [MAP | {"strategy": strategies[0]}, IMAGES | {"strategy": strategies[1]}]
     wholes = [36 * 10 * 3 + 16 * 28 * 2 + 33 * 10, 30 + 56 + (2 * 2 * 2 + 1) * 6 + 70]
     for rank in cluster.call(numbers, [Experiment(**SMALL | case) for case in cases]):
@@ -261,7 +261,7 @@ def validated(communicator: Any, experiment: Experiment) -> Any:
 
 @pytest.mark.slow
 def test_a_grid_validates_in_tiles_and_is_whole_at_the_end_alone(cluster: Cluster) -> None:
-    experiment = Experiment(**SMALL | MAP | {"strategy": LocallyConnected(grid=(1, 2))}, epochs=2)
+    experiment = Experiment(**SMALL | MAP | {"strategy": SpatialParallel(grid=(1, 2))}, epochs=2)
     for logs, metrics, collected in cluster.call(validated, experiment):
         assert sorted(metrics) == ["accuracy", "loss"]
         assert {name: logs[f"val_{name}"] for name in metrics} == pytest.approx(metrics, rel=1e-12)
@@ -281,7 +281,7 @@ def normalized() -> Any:
 def test_replicas_that_saw_other_rows_end_with_the_same_statistics(cluster: Cluster) -> None:
     fields = SMALL | {"learning_rate": None, "workers": 2, "model": normalized}
     ranks = cluster.call(
-        trained, [Experiment(**fields, strategy=TensorParallel(slices=1))], ranks=2
+        trained, [Experiment(**fields, strategy=TensorParallel(tensor_parallel_size=1))], ranks=2
     )
     ((first, _),), ((second, _),) = ranks
     assert all((one == other).all() for one, other in zip(first, second, strict=True))

@@ -22,7 +22,7 @@ from labkit import (
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime
 
-LAW = ComputeTime(0.1, law="lognormal")
+LAW = ComputeTime(0.1, distribution="lognormal")
 ON: list[Any] = [
     ParameterServer(2, synchronous=False),
     SoftSync(2, servers=2),
@@ -73,7 +73,9 @@ def test_stale_synchronous_workers_do_not_wait_for_the_dead() -> None:
 
 def test_who_waits_for_all_but_one_goes_on_without_that_one() -> None:
     network = Network(latency=1e-4, bandwidth=1e9)
-    world, scenes, diary = play(ParameterServer(1, backups=1), 3, network=network, lost={2: 0.25})
+    world, scenes, diary = play(
+        ParameterServer(1, backup_workers=1), 3, network=network, lost={2: 0.25}
+    )
     assert scenes.held[3][0] != 0
     applied = [event for event in diary.events if event["update"] >= 0]
     assert len(applied) == 2 * 10
@@ -90,7 +92,7 @@ def test_who_is_lost_behind_the_end_changes_nothing() -> None:
 def test_an_epoch_ends_although_nobody_is_left_to_compute_its_last_gradient() -> None:
     given: Any = {
         "network": None,
-        "compute": ComputeTime(values=[(0.1,) * 10, (0.1,) * 10, (0.3,)]),
+        "compute": ComputeTime(trace=[(0.1,) * 10, (0.1,) * 10, (0.3,)]),
     }
     strategy = ParameterServer(1, synchronous=False)
     # At 0.7 s the others have been told that there is no more, and the last one still computes.
@@ -108,8 +110,7 @@ def test_the_record_says_who_was_lost_and_when(cluster: Cluster) -> None:
             batch_size=24,
             workers=3,
             clock="virtual",
-            compute=0.1,
-            lost={1: 0.25, 2: 0.0},
+            virtual={"compute_time": 0.1, "worker_failures": {1: 0.25, 2: 0.0}},
             strategy=ParameterServer(synchronous=False),
         ),
         show=False,
@@ -122,22 +123,32 @@ def test_the_record_says_who_was_lost_and_when(cluster: Cluster) -> None:
     assert set(found.history["rank"]) == {0, 1}
 
 
-VIRTUAL: dict[str, Any] = {"clock": "virtual", "workers": 2, "lost": {1: 2.0}}
+VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 2}
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 does without 0 of them"),
-        ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 does without 0 of them"),
+        ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 tolerates 0 failures"),
+        ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 tolerates 0 failures"),
         ({"strategy": StaleSynchronous(0)}, "and would wait for ever for another"),
-        ({"strategy": SoftSync(1), "lost": {0: 1.0, 1: 2.0}}, "SoftSync of workers=2 does without"),
-        ({"strategy": SoftSync(1), "lost": {2: 1.0}}, r"lost=\[2\] with workers=2; give 0 to"),
-        ({"strategy": SoftSync(1), "lost": [(1, -1.0)]}, "greater than or equal to 0"),
-        ({"strategy": SoftSync(1), "clock": "wall"}, "lost say what the virtual clock counts"),
+        (
+            {"strategy": SoftSync(1), "virtual": {"worker_failures": {0: 1.0, 1: 2.0}}},
+            "SoftSync of workers=2 tolerates",
+        ),
+        (
+            {"strategy": SoftSync(1), "virtual": {"worker_failures": {2: 1.0}}},
+            r"worker_failures=\[2\] with workers=2; give 0 to",
+        ),
+        (
+            {"strategy": SoftSync(1), "virtual": {"worker_failures": [(1, -1.0)]}},
+            "greater than or equal to 0",
+        ),
+        ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures them"),
         (
             {"strategy": SoftSync(1, servers=2, colocated=True)},
-            r"lost=\[1\] stand at the places of servers=2, whose weights would be lost with them",
+            r"worker_failures=\[1\] share ranks with servers=2, so that the servers' weights "
+            r"would be lost",
         ),
     ],
     ids=str,

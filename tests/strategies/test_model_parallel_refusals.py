@@ -24,49 +24,57 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
         # More stages than layers.
         (
             {"model": "linear", "strategy": lk.Pipeline()},
-            "stages=4 is of 4 stages with a block at least, but the model is a chain of 2; "
+            "stages=4 has 4 stages, which need at least one block each, but .* of 2 blocks; "
             "allowed with workers=4: 1 or 2",
         ),
         (
             FOUR | {"workers": 6, "strategy": lk.Layerwise()},
-            "stages=6 .* is a chain of 4; allowed with workers=6: 1 or 2 or 3",
+            "stages=6 .* is a chain of 4 blocks; allowed with workers=6: 1 or 2 or 3",
         ),
         (
             {"model": "linear", "strategy": lk.DelayedGradients()},
-            "modules=4 .* is a chain of 2; allowed with workers=4: 1 or 2",
+            "modules=4 .* is a chain of 2 blocks; allowed with workers=4: 1 or 2",
         ),
         (
-            FOUR | {"strategy": lk.Pipeline(schedule="interleaved", microbatches=4, chunks=2)},
-            "stages=4 of chunks=2 is of 8 stages .* of 4; allowed with workers=4: 1 or 2",
+            FOUR
+            | {
+                "strategy": lk.Pipeline(
+                    schedule="interleaved", microbatches=4, virtual_stages_per_rank=2
+                )
+            },
+            "stages=4 of virtual_stages_per_rank=2 has 8 stages, .* of 4 blocks; allowed with "
+            "workers=4: 1 or 2",
         ),
         (
             {
                 "model": "linear",
-                "strategy": lk.Pipeline(schedule="interleaved", stages=1, microbatches=4, chunks=3),
+                "strategy": lk.Pipeline(
+                    schedule="interleaved", stages=1, microbatches=4, virtual_stages_per_rank=3
+                ),
             },
-            "allowed with workers=4: none: give fewer chunks",
+            "allowed with workers=4: none: give fewer virtual stages",
         ),
         # A partition that does not fit.
         (
             FOUR | {"strategy": lk.Pipeline(stages=2, partition=(3, 3))},
-            r"partition=\[3, 3\] is of 6 blocks, the model has 4; give 2 numbers .* \[2, 2\]",
+            r"partition=\[3, 3\] has 6 blocks, but the model has 4; give 2 .* \[2, 2\]",
         ),
         (
             {"model": "cnn", "strategy": lk.Pipeline(partition=(1, 1, 1, 4))},
-            r"is of 7 blocks, the model has 6; .* such as \[1, 1, 1, 3\]",
+            r"has 7 blocks, but the model has 6; .* such as \[1, 1, 1, 3\]",
         ),
         (
             FOUR | {"strategy": lk.DelayedGradients(partition=(1, 2, 1))},
-            r"partition=\[1, 2, 1\] is of 3 stages; give 4 numbers, one a stage",
+            r"partition=\[1, 2, 1\] has 3 stages; give 4 numbers, one per stage",
         ),
         # More micro-batches than samples.
         (
             {"strategy": lk.Pipeline(stages=2, microbatches=17)},
-            "microbatches=17 of 16 rows a replica: .*; give at most 16, or batch_size=34 or more",
+            "microbatches=17 of 16 rows per replica: .*; give at most 16, or batch_size=34 or more",
         ),
         (
             {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},
-            "microbatches=21 of 20 rows a replica: .*; give at most 20",
+            "microbatches=21 of 20 rows per replica: .*; give at most 20",
         ),
         (
             {"dataset_options": {"rows": 7}, "strategy": lk.Pipeline(microbatches=8)},
@@ -78,8 +86,8 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
             "stages=4 does not divide workers=6; allowed: 1, 2, 3, 6",
         ),
         (
-            {"workers": 6, "strategy": lk.TensorParallel(slices=4)},
-            "slices=4 does not divide workers=6; allowed: 1, 2, 3, 6",
+            {"workers": 6, "strategy": lk.TensorParallel(tensor_parallel_size=4)},
+            "tensor_parallel_size=4 does not divide workers=6; allowed: 1, 2, 3, 6",
         ),
         (
             {"strategy": lk.DelayedGradients(modules=3)},
@@ -99,7 +107,7 @@ def test_refused_before_ranks_start_with_the_nearest_allowed_values(
 def test_what_is_allowed_is_what_the_sentence_said() -> None:
     nearest: list[Strategy] = [
         lk.Pipeline(stages=2, partition=(2, 2)),
-        lk.Pipeline(schedule="interleaved", stages=2, microbatches=4, chunks=2),
+        lk.Pipeline(schedule="interleaved", stages=2, microbatches=4, virtual_stages_per_rank=2),
         lk.Pipeline(microbatches=32),
         lk.DelayedGradients(modules=1),
     ]
@@ -149,19 +157,19 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
     (
         two_outputs,
         lk.Pipeline(microbatches=2),
-        "stages=4 is of 4 stages .* is a chain of 1; allowed with workers=4: 1",
+        "stages=4 has 4 stages, .* is a chain of 1 blocks; allowed with workers=4: 1",
     ),
     (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
     (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
     (
         one_block,
         lk.Pipeline(microbatches=2, stages=2, partition=(1, 2)),
-        r"is of 3 blocks, the model has 2; .* such as \[1, 1\]",
+        r"has 3 blocks, but the model has 2; .* such as \[1, 1\]",
     ),
     (
         two_layers,
         lk.DelayedGradients(),
-        "modules=4 is of 4 stages .* is a chain of 2; allowed with workers=4: 1 or 2",
+        "modules=4 has 4 stages, .* is a chain of 2 blocks; allowed with workers=4: 1 or 2",
     ),
     (of_any_length, lk.Pipeline(stages=2), r"rows of shape \[None, .*keras.Input a shape of whole"),
 ]
@@ -186,7 +194,7 @@ def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
 
 
 def of_rows(model: Any, strategy: Strategy) -> Experiment:
-    rows = {"dataset": ROWS, "loss": "mean_squared_error", "gate": False}
+    rows = {"dataset": ROWS, "loss": "mean_squared_error", "verify": False}
     return Experiment(**SMALL | rows | {"model": model, "strategy": strategy})
 
 
@@ -202,7 +210,7 @@ def test_all_ranks_refuse_with_the_same_sentence_before_the_first_step(cluster: 
 def test_the_refusal_of_ranks_reaches_the_user_as_one_and_the_cluster_goes_on(
     cluster: Cluster,
 ) -> None:
-    with pytest.raises(InvalidInput, match=r"^stages=4 is of 4 stages") as refusal:
+    with pytest.raises(InvalidInput, match=r"^stages=4 has 4 stages") as refusal:
         cluster.run(of_rows(two_outputs, lk.Pipeline(microbatches=2)), show=False)
     assert isinstance(refusal.value, RankError)  # with the rank's traceback
     assert "two_outputs" not in str(refusal.value)

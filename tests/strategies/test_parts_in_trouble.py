@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labkit import Cluster, Experiment, LocallyConnected, Pipeline, TensorParallel
+from labkit import Cluster, Experiment, Pipeline, SpatialParallel, TensorParallel
 from labkit.cluster import RankError
 from labkit.common.errors import InvalidInput
 from labkit.strategies import DelayedGradients, Strategy
@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "model_options": {"widths": [8]},
     "batch_size": 10,
     "workers": 2,
-    "gate": False,
+    "verify": False,
 }
 
 
@@ -104,22 +104,22 @@ def test_a_callback_that_ends_training_on_one_rank_ends_it_on_all_after_the_same
 
 @pytest.mark.parametrize(
     "strategy",
-    [Pipeline(microbatches=2), DelayedGradients(), TensorParallel(), LocallyConnected(grid=(1, 2))],
+    [Pipeline(microbatches=2), DelayedGradients(), TensorParallel(), SpatialParallel(grid=(1, 2))],
     ids=lambda strategy: type(strategy).__name__,
 )
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"precision": "mixed_float16"}, "use precision='mixed_bfloat16' or 'float32'"),
-        ({"optimizer_options": {"use_ema": True}}, "leave use_ema out"),
-        ({"optimizer_options": {"loss_scale_factor": 8.0}}, "leave loss_scale_factor out"),
+        ({"optimizer_options": {"use_ema": True}}, "remove use_ema"),
+        ({"optimizer_options": {"loss_scale_factor": 8.0}}, "remove loss_scale_factor"),
     ],
 )
 def test_what_needs_kerass_own_training_step_is_refused(
     strategy: Strategy, fields: dict[str, Any], told: str
 ) -> None:
     model: dict[str, Any] = {}
-    if isinstance(strategy, LocallyConnected):
+    if isinstance(strategy, SpatialParallel):
         model = {"model": "locally_connected", "model_options": {}}
     with pytest.raises(InvalidInput, match=told):
         Experiment(**SMALL | model | fields | {"strategy": strategy})

@@ -34,7 +34,7 @@ def one_number() -> Any:
 UNLIKE: dict[str, Any] = {
     "model": one_number,
     "dataset": (DATA[0], np.digitize(DATA[1][:, 0], (-0.5, 0.5))),
-    "shards": "by_label",
+    "data_partition": "by_label",
 }
 
 
@@ -57,7 +57,7 @@ BASE: dict[str, Any] = {
     "epochs": 5,
     "learning_rate": 0.1,
     "precision": "float64",
-    "gate": False,
+    "verify": False,
 }
 
 
@@ -114,14 +114,14 @@ def assert_exact(
 @pytest.mark.parametrize(
     ("workers", "strategies"),
     [
-        (1, [Pipeline(schedule="interleaved", microbatches=2, chunks=2)]),
+        (1, [Pipeline(schedule="interleaved", microbatches=2, virtual_stages_per_rank=2)]),
         (
             2,
             [
                 Pipeline(schedule="gpipe", microbatches=3, recompute=True),
                 # One group of three micro-batches, and of fewer than ranks.
-                Pipeline(schedule="interleaved", microbatches=3, chunks=3),
-                Pipeline(schedule="interleaved", microbatches=1, chunks=2),
+                Pipeline(schedule="interleaved", microbatches=3, virtual_stages_per_rank=3),
+                Pipeline(schedule="interleaved", microbatches=1, virtual_stages_per_rank=2),
                 Pipeline(schedule="zero_bubble_h2", microbatches=2),
             ],
         ),
@@ -143,17 +143,32 @@ def assert_exact(
             marks=pytest.mark.slow,
         ),
         # Stages of slices, with layers of which slices have different numbers of units.
-        (4, [Pipeline(schedule="1f1b", microbatches=3, slices=2)]),
+        (4, [Pipeline(schedule="1f1b", microbatches=3, tensor_parallel_size=2)]),
         pytest.param(
             4,
             [
-                Layerwise(slices=2),
-                Layerwise(slices=4),
-                Pipeline(schedule="gpipe", microbatches=4, stages=2, slices=2, recompute=True),
-                Pipeline(schedule="zero_bubble", microbatches=4, slices=2, partition=(3, 5)),
-                Pipeline(schedule="zero_bubble_h2", microbatches=3, slices=2),
-                Pipeline(schedule="interleaved", microbatches=4, chunks=2, slices=2),
-                Pipeline(schedule="1f1b", microbatches=4, stages=1, slices=2),  # replicas
+                Layerwise(tensor_parallel_size=2),
+                Layerwise(tensor_parallel_size=4),
+                Pipeline(
+                    schedule="gpipe",
+                    microbatches=4,
+                    stages=2,
+                    tensor_parallel_size=2,
+                    recompute=True,
+                ),
+                Pipeline(
+                    schedule="zero_bubble", microbatches=4, tensor_parallel_size=2, partition=(3, 5)
+                ),
+                Pipeline(schedule="zero_bubble_h2", microbatches=3, tensor_parallel_size=2),
+                Pipeline(
+                    schedule="interleaved",
+                    microbatches=4,
+                    virtual_stages_per_rank=2,
+                    tensor_parallel_size=2,
+                ),
+                Pipeline(
+                    schedule="1f1b", microbatches=4, stages=1, tensor_parallel_size=2
+                ),  # replicas
             ],
             marks=pytest.mark.slow,
         ),
@@ -187,7 +202,9 @@ def test_in_float32_to_its_rounding(cluster: Cluster) -> None:
 def test_skips_and_regularisers_with_optimizers_that_remember(
     cluster: Cluster, fields: dict[str, Any]
 ) -> None:
-    strategies: list[Strategy] = [Pipeline(schedule="interleaved", microbatches=4, chunks=2)]
+    strategies: list[Strategy] = [
+        Pipeline(schedule="interleaved", microbatches=4, virtual_stages_per_rank=2)
+    ]
     assert_exact(cluster, 2, strategies, model=with_skips, **fields)
 
 
@@ -213,7 +230,7 @@ def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
     table = strategy.table(communicator.size)
     cut = strategy.cut(session, session.optimizer())
     given = cut.inputs, cut.outputs, lambda *row: nullcontext(), cut.losses, cut.parts.takes
-    runner = Runner(cut.lane, table, cut.own, *given)
+    runner = Runner(cut.lane, table, cut.stages, *given)
     x, y = DATA
     loss = runner.step(Batch(x[:23], y[:23]), lambda stage: None)
     predict = strategy.predictor(session.model, cut.lane)
@@ -222,7 +239,7 @@ def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
         "ranks": np.concatenate(parts) if parts[0] is not None else None,
         "model": np.asarray(session.model(x[:23])),
         "loss": loss,
-        "kept": {number: stage.most_kept for number, stage in cut.own.items()},
+        "kept": {number: stage.max_in_flight for number, stage in cut.stages.items()},
     }
 
 
@@ -233,7 +250,7 @@ def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
         (Pipeline(schedule="1f1b", microbatches=8), [{0: 3}, {1: 2}, {2: 1}]),
         (Pipeline(schedule="gpipe", microbatches=8), [{0: 8}, {1: 8}, {2: 8}]),
         (
-            Pipeline(schedule="interleaved", microbatches=3, chunks=2),
+            Pipeline(schedule="interleaved", microbatches=3, virtual_stages_per_rank=2),
             [{0: 3, 3: 3}, {1: 3, 4: 3}, {2: 3, 5: 1}],
         ),
     ],
@@ -368,10 +385,15 @@ def fresh(cluster: Cluster) -> Weights:
             DelayedGradients(modules=2, partition=(3, 5)), 4, [0, 3, 8], marks=pytest.mark.slow
         ),
         pytest.param(
-            DelayedGradients(slices=2, partition=(3, 5)), 4, [0, 3, 8], marks=pytest.mark.slow
+            DelayedGradients(tensor_parallel_size=2, partition=(3, 5)),
+            4,
+            [0, 3, 8],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            Pipeline(schedule="pipedream", microbatches=4, slices=2, partition=(5, 3)),
+            Pipeline(
+                schedule="pipedream", microbatches=4, tensor_parallel_size=2, partition=(5, 3)
+            ),
             4,
             [0, 5, 8],
             marks=pytest.mark.slow,
@@ -395,7 +417,7 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
     for each, weights in zip([question, *unlike], [found, *more], strict=True):
         (expected,) = cluster.call(simulate, each, edges, replicas, ranks=1)
         # Slices add up in another order than one process.
-        assert_close(weights, expected, 1e-13 if strategy.slices == 1 else 1e-10)
+        assert_close(weights, expected, 1e-13 if strategy.tensor_parallel_size == 1 else 1e-10)
     scale = max(np.abs(weight).max() for weight in fresh)
     assert max(np.abs(a - b).max() for a, b in zip(found, fresh, strict=True)) > 1e-4 * scale
 
@@ -403,17 +425,21 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
 @pytest.mark.parametrize(
     ("strategy", "fields", "sentence"),
     [
-        ({"microbatches": 16}, {}, "microbatches=16 of 15 rows a replica.* give at most 15"),
+        ({"microbatches": 16}, {}, "microbatches=16 of 15 rows per replica.* give at most 15"),
         ({"stages": 3}, {}, "stages=3 does not divide workers=4; allowed: 1, 2, 4"),
         ({"stages": 8}, {}, "stages=8 does not divide workers=4; allowed: 1, 2, 4"),
         ({"schedule": "interleaved", "microbatches": 5}, {}, "give 4 or 6 micro-batches"),
         ({"schedule": "ring"}, {}, "'ring' is not known; allowed: layerwise, gpipe"),
-        ({"schedule": "gpipe", "chunks": 2}, {}, "chunks=2 belongs to schedule='interleaved'"),
+        (
+            {"schedule": "gpipe", "virtual_stages_per_rank": 2},
+            {},
+            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+        ),
         ({"partition": "depth"}, {}, "partition='depth' is not known; allowed: .*'time'"),
-        ({"partition": (3, 3, 2)}, {}, r"is of 3 stages; give 2 numbers"),
+        ({"partition": (3, 3, 2)}, {}, r"has 3 stages; give 2 numbers"),
         ({"schedule": "pipedream", "recompute": True}, {}, "use recompute=False"),
-        ({}, {"capacities": (1, 1, 1, 2)}, "leave both out"),
-        ({}, {"feed": "scatter"}, "leave both out"),
+        ({}, {"batch_weights": (1, 1, 1, 2)}, "remove both"),
+        ({}, {"input_mode": "scatter"}, "remove both"),
         ({}, {"optimizer_options": {"global_clipnorm": 1.0}}, "use clipnorm"),
     ],
     ids=str,

@@ -54,7 +54,7 @@ def experiment(strategy: Strategy, workers: int = 2, **fields: Any) -> Experimen
         "batch_size": ROWS,
         "epochs": 4,
         "optimizer": "adam",
-        "gate": False,
+        "verify": False,
     }
     return Experiment(**base | {"strategy": strategy, "workers": workers} | fields)
 
@@ -108,7 +108,7 @@ def test_a_single_step_is_enough_to_know_what_a_rank_holds(cluster: Cluster) -> 
         kept: int = session.memory.measured["weights"]
         return kept
 
-    question = experiment(Pipeline(microbatches=1), epochs=1, steps=1)
+    question = experiment(Pipeline(microbatches=1), epochs=1, steps_per_epoch=1)
     assert sum(cluster.call(held, question, ranks=2)) == WEIGHTS
 
 

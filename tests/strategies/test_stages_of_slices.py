@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "dataset_options": {"rows": 100, "test_rows": 30},
     "batch_size": 30,
     "workers": 4,
-    "gate": False,
+    "verify": False,
 }
 
 
@@ -77,7 +77,7 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
 
 def assert_exact(cluster: Cluster, *experiments: dict[str, Any]) -> None:
     """Each ends 20 steps with the weights of one process."""
-    asked = [Experiment(**SMALL | {"gate": True} | fields) for fields in experiments]
+    asked = [Experiment(**SMALL | {"verify": True} | fields) for fields in experiments]
     cache = str(Path.cwd() / "cache")
     (first, *_) = cluster.call(verify, asked, cache, ranks=asked[0].workers)
     for verdict in first:
@@ -88,7 +88,7 @@ def assert_exact(cluster: Cluster, *experiments: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_stage_without_anything_to_cut_is_whole_on_its_slices(cluster: Cluster) -> None:
-    strategy = Pipeline(microbatches=4, slices=2, partition=(3, 2))
+    strategy = Pipeline(microbatches=4, tensor_parallel_size=2, partition=(3, 2))
     assert_exact(cluster, {"model": narrow, "strategy": strategy, "optimizer": "adam"})
 
 
@@ -97,10 +97,16 @@ def test_a_stage_without_anything_to_cut_is_whole_on_its_slices(cluster: Cluster
 def test_branches_and_transformers_in_stages_of_slices(cluster: Cluster) -> None:
     assert_exact(
         cluster,
-        {"model": branches, "strategy": Pipeline(schedule="zero_bubble", microbatches=3, slices=2)},
+        {
+            "model": branches,
+            "strategy": Pipeline(schedule="zero_bubble", microbatches=3, tensor_parallel_size=2),
+        },
         *(
             {"model": transformer, "dataset": codes(), "dataset_options": {}, "strategy": each}
-            for each in (Pipeline(microbatches=4, slices=2), Layerwise(stages=1, slices=2))
+            for each in (
+                Pipeline(microbatches=4, tensor_parallel_size=2),
+                Layerwise(stages=1, tensor_parallel_size=2),
+            )
         ),
     )
 
@@ -108,9 +114,9 @@ def test_branches_and_transformers_in_stages_of_slices(cluster: Cluster) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # eight processes that import TensorFlow
 def test_two_replicas_of_two_stages_of_two_slices(own_folders: Path) -> None:
-    strategy = Pipeline(microbatches=3, stages=2, slices=2)
+    strategy = Pipeline(microbatches=3, stages=2, tensor_parallel_size=2)
     fields = {"model_options": {"widths": [7, 6, 5]}, "workers": 8, "strategy": strategy}
-    with Cluster(workers=8, limit=200) as eight:
+    with Cluster(workers=8, timeout=200) as eight:
         assert_exact(eight, fields)
 
 
@@ -139,7 +145,7 @@ def with_state() -> Any:
 
 def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
     """What this rank holds of the whole model while it trains; its record, before and after."""
-    from labkit.model_parallel.weights import is_there
+    from labkit.model_parallel.weights import has_value
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -150,7 +156,7 @@ def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
 
     def look(step: Any, collect: Any, predict: Any) -> None:
         def both() -> None:
-            held.update({v.path: v.numpy() for v in session.model.variables if is_there(v)})
+            held.update({v.path: v.numpy() for v in session.model.variables if has_value(v)})
             collect()
 
         loop(step, both, predict)
@@ -167,7 +173,7 @@ def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
 def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
     cluster: Cluster,
 ) -> None:
-    strategy = Pipeline(microbatches=4, stages=2, slices=2, partition=(5, 5))
+    strategy = Pipeline(microbatches=4, stages=2, tensor_parallel_size=2, partition=(5, 5))
     fields = {"model": with_state, "strategy": strategy, "optimizer": "adam", "epochs": 2}
     ranks = cluster.call(train, Experiment(**SMALL | fields))
     assert not ranks[0]["held"].keys() & ranks[2]["held"].keys()
@@ -206,8 +212,8 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
 @pytest.mark.parametrize(
     "strategy",
     [
-        Pipeline(microbatches=4, stages=2, slices=2),
-        pytest.param(DelayedGradients(modules=2, slices=2), marks=pytest.mark.slow),
+        Pipeline(microbatches=4, stages=2, tensor_parallel_size=2),
+        pytest.param(DelayedGradients(modules=2, tensor_parallel_size=2), marks=pytest.mark.slow),
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
@@ -240,39 +246,49 @@ def test_a_run_is_recorded_drawn_and_asked_as_others_are(
 
 
 def pipeline(**fields: Any) -> Pipeline:
-    return Pipeline(**{"microbatches": 2, "slices": 2} | fields)
+    return Pipeline(**{"microbatches": 2, "tensor_parallel_size": 2} | fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": pipeline(slices=3)}, "slices=3 does not divide workers=4; allowed: 1, 2, 4"),
+        (
+            {"strategy": pipeline(tensor_parallel_size=3)},
+            "tensor_parallel_size=3 does not divide workers=4; allowed: 1, 2, 4",
+        ),
         (
             {"strategy": pipeline(stages=4)},
-            "stages=4 does not divide workers/slices=4/2=2; allowed: 1, 2",
+            "stages=4 does not divide workers/tensor_parallel_size=4/2=2; allowed: 1, 2",
         ),
         (
-            {"strategy": DelayedGradients(modules=4, slices=2)},
-            "modules=4 does not divide workers/slices=4/2=2; allowed: 1, 2",
+            {"strategy": DelayedGradients(modules=4, tensor_parallel_size=2)},
+            "modules=4 does not divide workers/tensor_parallel_size=4/2=2; allowed: 1, 2",
         ),
         (
-            {"workers": 8, "strategy": pipeline(slices=2), "model": "linear"},
-            "stages=4 .* chain of 2; allowed with workers=8: 1 or 2",
+            {"workers": 8, "strategy": pipeline(tensor_parallel_size=2), "model": "linear"},
+            "stages=4 .* chain of 2 blocks; allowed with workers=8: 1 or 2",
         ),
         (
-            {"workers": 24, "strategy": pipeline(stages=2, slices=12), "model": "linear"},
-            "slices=12 are more than the 10 units of the widest layer; .*: 1, 2, 3, 4, 6$",
+            {
+                "workers": 24,
+                "strategy": pipeline(stages=2, tensor_parallel_size=12),
+                "model": "linear",
+            },
+            "tensor_parallel_size=12 exceeds the 10 units of the widest layer; .*: 1, 2, 3, 4, 6$",
         ),
         (
             {"strategy": pipeline(schedule="wavefront"), "model": "rnn"},
-            "recurrent layers, which have no slices; give slices=1",
+            "recurrent layers, which cannot be sliced; give tensor_parallel_size=1",
         ),
         (
             {"strategy": pipeline(), "optimizer_options": {"clipnorm": 1.0}},
             "clipnorm=1.0 needs the norm of whole gradients.*use clipvalue",
         ),
-        ({"strategy": pipeline(), "optimizer": "lamb"}, "'lamb' looks at whole variables"),
-        ({"strategy": pipeline(), "capacities": (1, 1, 1, 2)}, "stages of a pipeline work on the"),
+        ({"strategy": pipeline(), "optimizer": "lamb"}, "'lamb' needs whole variables"),
+        (
+            {"strategy": pipeline(), "batch_weights": (1, 1, 1, 2)},
+            "stages of a pipeline work on the",
+        ),
     ],
     ids=str,
 )
@@ -287,7 +303,9 @@ def test_what_is_allowed_with_slices_is_allowed() -> None:
     clipped = {"optimizer_options": {"clipvalue": 1.0}}
     assert Experiment(**SMALL | clipped | {"strategy": pipeline()}).workers == 4
     by_variable = {"optimizer_options": {"clipnorm": 1.0}}
-    assert Experiment(**SMALL | by_variable | {"strategy": pipeline(slices=1, stages=2)})
+    assert Experiment(
+        **SMALL | by_variable | {"strategy": pipeline(tensor_parallel_size=1, stages=2)}
+    )
 
 
 def uncut() -> Any:
@@ -319,4 +337,7 @@ def test_a_model_without_anything_to_cut_is_refused_by_all_ranks(cluster: Cluste
     sentence = "no layer can be cut into 2 slices (one: units=1 for 2 slices; other: units=1 for 2 "
     assert said == [said[0]] * 4
     assert len(said[0]) == 2
-    assert all(each.startswith(sentence) and each.endswith("give slices=1") for each in said[0])
+    assert all(
+        each.startswith(sentence) and each.endswith("give tensor_parallel_size=1")
+        for each in said[0]
+    )

@@ -45,7 +45,7 @@ def test_nobody_is_further_ahead_than_the_bound(staleness: int) -> None:
         rng = np.random.default_rng(seed)
         workers = int(rng.integers(2, 5))
         slow = {int(rng.integers(workers)): Slowdown(compute=float(rng.uniform(1, 8)))}
-        law = ComputeTime(0.1, law=LAWS[seed % 3])
+        law = ComputeTime(0.1, distribution=LAWS[seed % 3])
         given: Any = {"network": None, "steps": 8, "compute": law, "slow": slow}
         _, _, diary = play(StaleSynchronous(staleness), workers, seed=seed, **given)
         assert len(diary.events) == 8 * workers
@@ -80,7 +80,7 @@ def test_who_is_bound_by_zero_does_what_synchronous_servers_do() -> None:
 )
 def test_thirty_workers_are_as_late_as_there_are_splits(splits: int, steps: int) -> None:
     """Zhang 2016: n on average, and more than twice that with a probability below 1e-4."""
-    law = ComputeTime(0.1, law="lognormal", spread=0.1)
+    law = ComputeTime(0.1, distribution="lognormal", sigma=0.1)
     _, _, diary = play(SoftSync(splits), 30, network=None, steps=steps, compute=law)
     late = np.array([event["staleness"] for event in diary.events][300:])
     assert late.mean() == pytest.approx(splits, rel=0.02)
@@ -131,14 +131,14 @@ REMEDIES = {
 
 @pytest.mark.parametrize("remedy", sorted(REMEDIES))
 def test_a_remedy_is_its_formula(remedy: Any) -> None:
-    strategy, workers = SoftSync(2, remedy=remedy), 5  # 5 // 2 gradients an update
+    strategy, workers = SoftSync(2, staleness_correction=remedy), 5  # 5 // 2 gradients an update
     formula = REMEDIES[remedy]
     if remedy == "mean":
 
         def formula(g: Any, moved: Any, late: Any) -> Any:
             return g / (5 / 2)
 
-    law = ComputeTime(0.1, law="exponential")
+    law = ComputeTime(0.1, distribution="exponential")
     _, scenes, diary = play(strategy, workers, network=None, compute=law)
     assert len({event["staleness"] for event in diary.events}) > 2
     found = followed(strategy, diary, workers, formula)
@@ -154,11 +154,11 @@ def test_momentum_gives_way_to_staleness() -> None:
         "clock": "virtual",
         "optimizer_options": {"momentum": 0.9},
     }
-    asked = Experiment(strategy=SoftSync(4, remedy="momentum"), **fields)
+    asked = Experiment(strategy=SoftSync(4, staleness_correction="momentum"), **fields)
     # A mean age of 9 gradients, of which staleness brings 4.
     assert asked.strategy.optimizer_options_of(asked)["momentum"] == pytest.approx(5 / 6)
     assert asked.strategy.rate_of(asked) == pytest.approx((1 / 6) / 0.1)
-    many = asked.replace(workers=30, strategy=SoftSync(30, remedy="momentum"))
+    many = asked.replace(workers=30, strategy=SoftSync(30, staleness_correction="momentum"))
     assert many.strategy.optimizer_options_of(many)["momentum"] == 0
     assert many.strategy.rate_of(many) == pytest.approx(10)
 
@@ -166,10 +166,10 @@ def test_momentum_gives_way_to_staleness() -> None:
 @pytest.mark.parametrize(
     ("strategy", "why"),
     [
-        (SoftSync(3), "splits=3 are more updates than workers=2 have gradients; allowed: 1 to 2"),
-        (StaleSynchronous(0, remedy="mean"), "no gradient is old there"),
-        (SoftSync(2, remedy="momentum"), "use optimizer='sgd' with"),
-        (StaleSynchronous(1, servers=3, colocated=True), "stand on the ranks of workers=2"),
+        (SoftSync(3), "n=3 exceeds the number of gradients of workers=2; allowed: 1 to 2"),
+        (StaleSynchronous(0, staleness_correction="mean"), "no gradient is stale then"),
+        (SoftSync(2, staleness_correction="momentum"), "use optimizer='sgd' with"),
+        (StaleSynchronous(1, servers=3, colocated=True), "run on the ranks of workers=2"),
     ],
     ids=str,
 )
@@ -181,7 +181,7 @@ def test_what_makes_no_sense_is_refused(strategy: Any, why: str) -> None:
 def test_a_straggler_costs_less_the_further_others_may_run_ahead() -> None:
     """Ho 2013: between synchronous and asynchronous, in time for as many gradients."""
     network = Network(latency=1e-4, bandwidth=1e9)
-    law = ComputeTime(0.1, law="exponential")
+    law = ComputeTime(0.1, distribution="exponential")
     times = [
         play(strategy, 6, network=network, compute=law, steps=40)[0].now
         for strategy in (

@@ -98,12 +98,12 @@ def test_places_are_refused_where_the_class_is_written() -> None:
         class Wrong(Strategy):
             architecture: ClassVar[tuple[str, ...]] = ("peers",)
 
-    with pytest.raises(InvalidInput, match=r"Text\.scheduling='overlap' is no tuple"):
+    with pytest.raises(InvalidInput, match=r"Text\.scheduling='overlap' is not a tuple"):
 
         class Text(Strategy):
             scheduling: ClassVar[tuple[str, ...]] = "overlap"  # type: ignore[assignment]
 
-    with pytest.raises(InvalidInput, match="each once"):
+    with pytest.raises(InvalidInput, match="different places"):
 
         class Twice(Strategy):
             scheduling: ClassVar[tuple[str, ...]] = ("overlap", "overlap")

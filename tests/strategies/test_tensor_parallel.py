@@ -193,14 +193,24 @@ SOFTMAX = {"loss": "sparse_categorical_crossentropy"}
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (mlp, {"workers": 4, "strategy": TensorParallel(slices=2), "batch_size": 31}),
+                (
+                    mlp,
+                    {
+                        "workers": 4,
+                        "strategy": TensorParallel(tensor_parallel_size=2),
+                        "batch_size": 31,
+                    },
+                ),
                 (mlp, {"workers": 3, "strategy": TensorParallel(algorithm="ring")}),
                 (lone, {"workers": 3, **SOFTMAX}),
                 (low_rank, {}),
                 (skips, {"workers": 4}),
                 (words, {"workers": 4}),
-                (images, {"workers": 4, "strategy": TensorParallel(slices=2)}),
-                (transformer, {"workers": 4, "strategy": TensorParallel(slices=2), **TEXT}),
+                (images, {"workers": 4, "strategy": TensorParallel(tensor_parallel_size=2)}),
+                (
+                    transformer,
+                    {"workers": 4, "strategy": TensorParallel(tensor_parallel_size=2), **TEXT},
+                ),
                 (transformer, {"workers": 3, **TEXT}),
                 (crossed, TEXT),
                 (masked, TEXT),
@@ -312,7 +322,7 @@ def test_slices_predict_what_the_whole_model_does_which_is_away_while_they_train
 
 
 def test_the_record_has_the_traffic_of_every_layer(cluster: Cluster) -> None:
-    fields = {"batch_size": 25, "epochs": 2, "gate": False}
+    fields = {"batch_size": 25, "epochs": 2, "verify": False}
     ring = TensorParallel(algorithm="ring")
     run = cluster.run(Experiment(**SMALL | fields | {"model": skips, "strategy": ring}))
     table = run.layers.set_index(["layer", "rank"])
@@ -336,7 +346,7 @@ UNITS = r"dense\S*: units=1 for 2 slices; dense\S*: a regularizer .*"
 )
 def test_what_cannot_be_cut_is_said(cluster: Cluster, model: Any, why: str) -> None:
     experiment = Experiment(**SMALL | {"model": model})
-    sentence = rf"no layer can be cut into 2 slices \({why}\); give slices=1"
+    sentence = rf"no layer can be cut into 2 slices \({why}\); give tensor_parallel_size=1"
     with pytest.raises(Exception, match=sentence):
         cluster.call(first_step, experiment, ranks=2)
 
@@ -349,7 +359,7 @@ def test_a_transformer_is_cut_by_its_name(cluster: Cluster) -> None:
         model_options={"layers": 1, "width": 16, "heads": 4, "feed_forward": 32},
         dataset="shakespeare",
         dataset_options={"rows": 64, "test_rows": 16, "sequence_length": 16},
-        strategy=TensorParallel(slices=2),
+        strategy=TensorParallel(tensor_parallel_size=2),
         workers=2,
         batch_size=16,
         learning_rate=0.5,
@@ -365,14 +375,17 @@ def test_a_transformer_is_cut_by_its_name(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"workers": 4, "strategy": TensorParallel(slices=3)}, "slices=3 does not .*: 1, 2, 4"),
-        ({"capacities": (1, 2)}, "slices of a model work on the same rows"),
-        ({"feed": "scatter"}, "slices of a model work on the same rows"),
+        (
+            {"workers": 4, "strategy": TensorParallel(tensor_parallel_size=3)},
+            "tensor_parallel_size=3 does not .*: 1, 2, 4",
+        ),
+        ({"batch_weights": (1, 2)}, "slices of a model work on the same rows"),
+        ({"input_mode": "scatter"}, "slices of a model work on the same rows"),
         ({"optimizer_options": {"clipnorm": 1.0}}, "clipnorm=1.0 needs .*; use clipvalue"),
-        ({"optimizer": "lamb"}, "optimizer='lamb' looks at whole variables"),
+        ({"optimizer": "lamb"}, "optimizer='lamb' needs whole variables"),
         (
             {"model": "linear", "workers": 12},
-            "slices=12 are more than the 10 units of the widest layer; .*: 1, 2, 3, 4, 6$",
+            "tensor_parallel_size=12 exceeds the 10 units of the widest layer; .*: 1, 2, 3, 4, 6$",
         ),
         (
             {"network": "1GbE", "strategy": TensorParallel(algorithm="mpi")},
@@ -403,13 +416,13 @@ def softmax(communicator: Any) -> Any:
     y = tf.constant(random.integers(0, 11, (3, 4)))
     link = Link(communicator, "mpi", 0)
     with tf.GradientTape() as tape:
-        own = scores[..., link.own(11)]
+        own = scores[..., link.local_range(11)]
         tape.watch(own)
         loss = cross_entropy(link, 11, y, own)
     with tf.GradientTape() as whole:
         whole.watch(scores)
         expected = tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores)
-    right = whole.gradient(expected, scores)[..., link.own(11)]
+    right = whole.gradient(expected, scores)[..., link.local_range(11)]
     return loss - expected, tape.gradient(loss, own) - right
 
 

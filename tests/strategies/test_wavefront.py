@@ -68,7 +68,7 @@ BASE: dict[str, Any] = {
     "epochs": 5,
     "learning_rate": 0.3,
     "precision": "float64",
-    "gate": False,
+    "verify": False,
 }
 AT_THE_END = {
     "model": answers_at_the_end,
@@ -215,16 +215,19 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": wavefront(9)}, "microbatches=9 stretches of 8 time steps.*allowed: 1 to 8"),
+        ({"strategy": wavefront(9)}, "microbatches=9 segments of 8 time steps.*allowed: 1 to 8"),
         ({"model": "rnn", "dataset": "digits", "strategy": wavefront(9)}, "allowed: 1 to 8"),
         (
             {"model": "mlp", "dataset": "digits", "strategy": wavefront(4)},
             "model 'mlp' has no recurrent layers; allowed: rnn, or a callable",
         ),
-        ({"strategy": wavefront(4, chunks=2)}, "chunks=2 belongs to schedule='interleaved'"),
+        (
+            {"strategy": wavefront(4, virtual_stages_per_rank=2)},
+            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+        ),
         (
             {"model": "rnn", "dataset": "digits", "strategy": wavefront(4, stages=4), "workers": 4},
-            "chain of 3; allowed with workers=4: 1 or 2",
+            "chain of 3 blocks; allowed with workers=4: 1 or 2",
         ),
     ],
 )

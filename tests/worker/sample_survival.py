@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit import AllReduce, Experiment
 from labkit.communicator import world
-from labkit.worker.ledger import Ledger
+from labkit.worker.sample_ledger import SampleLedger
 from labkit.worker.session import TrainingSession
 from labkit.worker.work import work
 
@@ -41,7 +41,7 @@ def experiment(schedule: str, compressor: str | None, **more: Any) -> Experiment
     return Experiment(
         model="mlp", model_options={"widths": [64, 32]}, dataset=data(), validation=data(),
         strategy=strategy, workers=3, batch_size=ROWS // STEPS, epochs=EPOCHS, optimizer="adam",
-        precision="float64" if compressor is None else "float32", gate=False, **more,
+        precision="float64" if compressor is None else "float32", verify=False, **more,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class Last(keras.callbacks.Callback):
 def main() -> None:
     faulthandler.dump_traceback_later(230, exit=True)
     schedule, compressor, folder = sys.argv[1], sys.argv[2] or None, Path(sys.argv[3])
-    communicator = world(limit=100.0)
+    communicator = world(timeout=100.0)
     (folder / f"pid{communicator.rank}").write_text(str(os.getpid()))
 
     if sys.argv[4:] == ["last"] and communicator.rank == 0:
@@ -74,7 +74,7 @@ def main() -> None:
                 file.writelines(f"{record['ranks']}\n" for record in records)
 
     last: list[Any] = []
-    asked = experiment(schedule, compressor, callbacks=lambda: [Ledger(folder), Last(last)])
+    asked = experiment(schedule, compressor, callbacks=lambda: [SampleLedger(folder), Last(last)])
     found = work(communicator, asked, None, report)
     digest = hashlib.sha256(b"".join(each.tobytes() for each in last)).hexdigest()
     told = {
@@ -83,7 +83,7 @@ def main() -> None:
         "weights": digest,
     }
     if found.whole is not None:
-        told |= {"faults": found.whole.faults, "stretches": found.whole.stretches}
+        told |= {"faults": found.whole.faults, "membership_history": found.whole.membership_history}
         told |= {"epochs": found.whole.epochs, "evaluation": dict(found.whole.evaluation)}
     (folder / f"told{communicator.number}").write_text(json.dumps(told))
     communicator.close()

@@ -10,8 +10,8 @@ from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.figures import break_even, break_even_table
 from labkit.frameworks.child import Child
-from labkit.records.placed import Examined, Measured, Row
-from labkit.simulate.placement import Machine, Plan, compared
+from labkit.records.placed import PlacementMeasurements, PlanMeasurement, Row
+from labkit.simulate.placement import DeviceGroup, PlacementPlan, compare_policies
 from labkit.worker.devices import DeviceRequest
 from labkit.worker.devices.client import PROCESS
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SMALL = DeviceRequest(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))
 
 
-Answers = tuple[Examined, list[Plan], list[Measured], list[Row]]
+Answers = tuple[PlacementMeasurements, list[PlacementPlan], list[PlanMeasurement], list[Row]]
 
 
 def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
@@ -28,8 +28,8 @@ def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
     with closing(child):
         child.answer()
         found = child.ask("examine")
-        machine = Machine(asked.names, found.latency, found.bandwidth, dispatch=found.dispatch)
-        plans = compared(found.tasks, machine, [0])
+        machine = DeviceGroup(asked.names, found.latency, found.bandwidth, dispatch=found.dispatch)
+        plans = compare_policies(found.tasks, machine, [0])
         measured = child.ask("carry_out", plans, 2)
         # The same way as to a GPU, between two devices of the processor.
         return found, plans, measured, child.ask("speeds", ("CPU:0", "CPU:1"))
@@ -45,7 +45,7 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
         assert ran["a scope names a device", soft] == "CPU:1"
         assert ran["a type without any kernel", soft] == "nowhere"
         assert ran["a variable is on CPU:1", soft] == "CPU:1"
-        assert ran["colocated with what is on CPU:0", soft] == "CPU:0"
+        assert ran["colocated with an operation on CPU:0", soft] == "CPU:0"
     on = {operation.name: operation.device for operation in found.scoped.operations}
     assert found.scoped.devices == ["CPU:0", "CPU:1"]
     assert {on[name] for name in found.log if name in on} == {"CPU:0", "CPU:1"}

@@ -64,13 +64,17 @@ class Hasty(AllReduce):
 
 
 RARER: list[dict[str, Any]] = [
-    {"feed": "scatter"},
+    {"input_mode": "scatter"},
     {"learning_rate_scaling": "linear"},
     {"learning_rate_scaling": "sqrt", "warmup_epochs": 2},
     {"batch_size": 1000},
-    {"feed": "scatter", "shards": "dirichlet(0.3)"},
-    {"strategy": Pipeline(stages=2), "workers": 4, "shards": "by_label"},
-    {"strategy": TensorParallel(slices=2), "workers": 4, "shards": "dirichlet(0.3)"},
+    {"input_mode": "scatter", "data_partition": "dirichlet(0.3)"},
+    {"strategy": Pipeline(stages=2), "workers": 4, "data_partition": "by_label"},
+    {
+        "strategy": TensorParallel(tensor_parallel_size=2),
+        "workers": 4,
+        "data_partition": "dirichlet(0.3)",
+    },
 ]
 
 
@@ -79,10 +83,10 @@ RARER: list[dict[str, Any]] = [
     [
         {},
         {"workers": 3, "batch_size": 32},
-        {"capacities": (1, 4)},
+        {"batch_weights": (1, 4)},
         {"optimizer": "adam"},
         {"precision": "mixed_float16"},
-        {"workers": 3, "batch_size": 32, "shards": "by_label"},
+        {"workers": 3, "batch_size": 32, "data_partition": "by_label"},
         *(pytest.param(fields, marks=pytest.mark.slow) for fields in RARER),
     ],
     ids=str,
@@ -128,7 +132,7 @@ def test_an_embedding_is_held_to_it_with_an_optimizer_that_squares(cluster: Clus
 
 @pytest.mark.parametrize("strategy", [Lonely(), Hasty()], ids=lambda s: type(s).__name__)
 def test_a_strategy_that_is_not_what_it_claims_fails(cluster: Cluster, strategy: Strategy) -> None:
-    fields = SMALL | {"strategy": strategy, "capacities": (1, 5)}
+    fields = SMALL | {"strategy": strategy, "batch_weights": (1, 5)}
     verdict = verdict_of(cluster, Experiment(**fields))
     assert verdict["verdict"] == "failed", verdict
     assert verdict["max_abs_difference"] > 1e-4
@@ -180,13 +184,13 @@ def with_a_step_of_its_own() -> Any:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"model": normalised, "model_options": {}}, "normalises by each rank's own batch"),
+        ({"model": normalised, "model_options": {}}, "normalises by the batch of each rank"),
         ({"model_options": {"dropout": 0.3}}, "draws random numbers"),
-        ({"model": with_a_step_of_its_own, "model_options": {}}, "train_step of its own"),
-        ({"workers": 1}, "nothing to be held against"),
-        ({"gate": False}, "gate=False"),
+        ({"model": with_a_step_of_its_own, "model_options": {}}, "custom train_step"),
+        ({"workers": 1}, "no second process to be compared with"),
+        ({"verify": False}, "verify=False"),
     ],
-    ids=["normalisation", "dropout", "train_step", "one worker", "gate=False"],
+    ids=["normalisation", "dropout", "train_step", "one worker", "verify=False"],
 )
 def test_where_it_cannot_tell_it_says_why(
     cluster: Cluster, fields: dict[str, Any], reason: str
@@ -257,7 +261,7 @@ def test_one_process_serves_all_strategies_on_the_same_batches(cluster: Cluster)
     # Spoilt, so that a use of it is seen.
     with np.load(kept) as whole:
         np.savez(kept, *[value + 1e-3 for value in whole.values()])
-    again = Experiment(**SMALL, strategy=Layerwise(recompute=True), capacities=None)
+    again = Experiment(**SMALL, strategy=Layerwise(recompute=True), batch_weights=None)
     assert verdict_of(cluster, again)["verdict"] == "failed"
     # Another effective learning rate is another process; the same in other words is not.
     for rate in ({"learning_rate": 0.02}, {"learning_rate_scaling": "linear"}):

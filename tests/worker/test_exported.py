@@ -28,8 +28,8 @@ LOSS = losses.SparseCategoricalCrossentropy(from_logits=True)
 def test_weights_and_batches_arrive_as_they_were(
     tmp_path: Path, capacities: tuple[float, ...] | None
 ) -> None:
-    fields: dict[str, Any] = {"workers": 2, "batch_size": 500, "epochs": 2, "steps": 4}
-    experiment = Experiment(model="cnn", dataset="digits", capacities=capacities, **fields)
+    fields: dict[str, Any] = {"workers": 2, "batch_size": 500, "epochs": 2, "steps_per_epoch": 4}
+    experiment = Experiment(model="cnn", dataset="digits", batch_weights=capacities, **fields)
     source = read(experiment)
     model = build_model(experiment, source)
     sgd = optimizers.SGD(0.5, momentum=0.25)
@@ -47,7 +47,7 @@ def test_weights_and_batches_arrive_as_they_were(
     x, y = source.train
     plan = plan_of(experiment, len(x), capacities or (1.0, 1.0), source.labels)
     for epoch in range(2):
-        for step, rows in enumerate(plan.whole(epoch)):
+        for step, rows in enumerate(plan.global_batches(epoch)):
             each = [here.next() for here in both]
             np.testing.assert_array_equal(np.concatenate([b[0] for b in each]), x[rows])
             np.testing.assert_array_equal(np.concatenate([b[1] for b in each]), y[rows])
@@ -61,13 +61,18 @@ def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(
     tmp_path: Path, capacities: tuple[float, ...] | None, level: bool
 ) -> None:
     """What is exported is all that is needed: two workers' files, gradients by hand, their mean."""
-    fields: dict[str, Any] = {"batch_size": 63, "epochs": 2, "steps": 10, "precision": "float64"}
+    fields: dict[str, Any] = {
+        "batch_size": 63,
+        "epochs": 2,
+        "steps_per_epoch": 10,
+        "precision": "float64",
+    }
     experiment = Experiment(
         model="mlp",
         model_options={"widths": [12, 8]},
         dataset="digits",
         workers=2,
-        capacities=capacities,
+        batch_weights=capacities,
         **fields,
     )
     with float64():
@@ -81,7 +86,7 @@ def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(
         x, y = source.train
         plan = plan_of(experiment, len(x), capacities or (1.0, 1.0), source.labels)
         for epoch in range(2):
-            for rows in plan.whole(epoch):
+            for rows in plan.global_batches(epoch):
                 model.train_on_batch(x[rows], y[rows])
         for first, own, theirs in zip(start, model.get_weights(), found, strict=True):
             np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-12)
@@ -113,7 +118,7 @@ def replayed(told: list[Exported], level: bool) -> tuple[list[np.ndarray], list[
     weights, memory = files[0].weights, [np.zeros_like(each) for each in start]
     for _ in range(20):
         if level:
-            batches = [file.next_level() for file in files]
+            batches = [file.next_padded() for file in files]
             assert len({len(x) for x, _, _ in batches}) == 1
             assert sum(parts.sum() for _, _, parts in batches) == pytest.approx(1)
         else:
@@ -147,7 +152,9 @@ def by_hand(
 
 
 def test_another_keras_makes_the_same_model_and_loss_of_it(tmp_path: Path) -> None:
-    experiment = Experiment(model="cnn", dataset="digits", workers=2, batch_size=100, steps=1)
+    experiment = Experiment(
+        model="cnn", dataset="digits", workers=2, batch_size=100, steps_per_epoch=1
+    )
     source = read(experiment)
     model = build_model(experiment, source)
     told = export(experiment, source, 0, model, optimizers.SGD(0.5), LOSS, str(tmp_path))
@@ -165,12 +172,15 @@ def sequential(*hidden: keras.Layer) -> keras.Model:
 @pytest.mark.parametrize(
     ("hidden", "words"),
     [
-        ([layers.Flatten(), layers.Dropout(0.5)], "is a Dropout; Peer trains Dense, Conv2D"),
+        (
+            [layers.Flatten(), layers.Dropout(0.5)],
+            "is a Dropout; ExternalFramework trains Dense, Conv2D",
+        ),
         ([layers.Conv2D(3, 3, padding="same")], "has padding='same', which is not exported"),
         ([layers.Flatten(), layers.Dense(3, kernel_regularizer="l2")], "kernel_regularizer"),
         ([layers.Flatten(), layers.Dense(3, trainable=False)], "has trainable=False"),
-        ([layers.Flatten(), layers.Dense(3, "gelu")], "activation='gelu', which is not the same"),
-        ([layers.Dense(3)], "has no flat input; put a Flatten before it"),
+        ([layers.Flatten(), layers.Dense(3, "gelu")], "activation='gelu', which differs in other"),
+        ([layers.Dense(3)], "is not flat; add a Flatten"),
     ],
 )
 def test_layers_that_others_do_not_have_alike_are_refused(
@@ -197,7 +207,7 @@ def test_losses_and_optimizers_are_those_that_others_have_alike() -> None:
         loss_of(losses.MeanSquaredError(reduction="sum"))
     decays = optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     for other in (optimizers.Adam(), optimizers.SGD(decays)):
-        with pytest.raises(InvalidInput, match="SGD at a rate that stays the same"):
+        with pytest.raises(InvalidInput, match="SGD at a constant rate"):
             optimizer_of(other)
     with pytest.raises(InvalidInput, match=r"optimizer SGD has clipnorm=1\.0"):
         optimizer_of(optimizers.SGD(clipnorm=1.0))

@@ -67,7 +67,7 @@ def test_a_bias_that_is_excluded_from_decay_stays(
 @pytest.mark.parametrize(
     ("exclude", "taken", "sentence"),
     [
-        ("variable", 0, r"exclude_from_weight_decay\(var_list=…\) names variables"),
+        ("variable", 0, r"exclude_from_weight_decay\(var_list=…\) refers to variables"),
         ("", 5, "the optimizer of the compiled model has taken 5 steps"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_recipe_takes_attributes_to_another_process() -> None:
     from labkit.keras import Recipe
 
     optimizer = keras.optimizers.LossScaleOptimizer(net("name").optimizer)
-    made = pickle.loads(cloudpickle.dumps(Recipe.of(optimizer))).made().inner_optimizer
+    made = pickle.loads(cloudpickle.dumps(Recipe.of(optimizer))).new().inner_optimizer
     assert made.weight_decay == 0.5
     assert made._exclude_from_weight_decay_pattern.pattern == "bias"
     with pytest.raises(InvalidInput, match="var_list"):
@@ -122,5 +122,5 @@ def test_an_object_from_outside_whose_state_cannot_travel_is_refused(
     if not sentence:
         lk.Experiment(model=model, **BASE)
         return
-    with pytest.raises(InvalidInput, match=f"model takes 'outside' from outside.*{sentence}"):
+    with pytest.raises(InvalidInput, match=f"function captures 'outside'.*{sentence}"):
         lk.Experiment(model=model, **BASE)

@@ -14,7 +14,7 @@ import pytest
 
 import labkit as lk
 from labkit import Cluster, Experiment
-from labkit.cluster.resume import keeping
+from labkit.cluster.resume import checkpoint_context
 from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, CheckpointContext
 from labkit.records.run import Run
@@ -60,7 +60,7 @@ def question(**fields: Any) -> Experiment:
     given = {
         "model": dense, "dataset": (x, y), "validation": (x[:9], y[:9]), "workers": 2,
         "batch_size": BATCH, "epochs": EPOCHS, "optimizer": "adam", "learning_rate": 0.05,
-        "loss": "sparse_categorical_crossentropy", "metrics": ("accuracy",), "gate": False,
+        "loss": "sparse_categorical_crossentropy", "metrics": ("accuracy",), "verify": False,
     }  # fmt: skip
     return Experiment(**given | fields)
 
@@ -122,7 +122,7 @@ def same(found: list[Any], wanted: list[Any]) -> None:
 
 
 def go_on(asked: Experiment, folder: Path) -> CheckpointContext:
-    found = keeping(asked, None, Run(folder), goes_on=True)
+    found = checkpoint_context(asked, None, Run(folder), goes_on=True)
     assert found is not None
     assert found.resume is not None
     return found._replace(folder=str(folder / FOLDER))
@@ -155,12 +155,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "pipedream": {"strategy": lk.Pipeline("pipedream", microbatches=2)},
     "zero bubble, slices": {
-        "strategy": lk.Pipeline("zero_bubble", microbatches=2, stages=2, slices=2), "workers": 4,
+        "strategy": lk.Pipeline("zero_bubble", microbatches=2, stages=2, tensor_parallel_size=2),
+        "workers": 4,
     },
     "layerwise": {"strategy": lk.Layerwise(), "callbacks": plateau},
     "slices": {"strategy": lk.TensorParallel(2), "workers": 4, "model": dropping},
     "grid": {
-        "strategy": lk.LocallyConnected(), "model": local,
+        "strategy": lk.SpatialParallel(), "model": local,
         "dataset": (np.random.default_rng(1).standard_normal((ROWS, 6, 6, 1)), data()[1]),
         "validation": None,
     },
@@ -181,7 +182,9 @@ top = lk.ErrorFeedback(lk.TopK(0.2))
 PROGRAMS: dict[str, dict[str, Any]] = {
     "servers": {"strategy": lk.ParameterServer(2, compressor=top), "model": dropping},
     "averaging under way": {
-        "strategy": lk.ParameterAveraging(4, fragments=2, delay=1, outer="nesterov", compressor=top)
+        "strategy": lk.ParameterAveraging(
+            4, fragments=2, overlap_steps=1, outer_optimizer="nesterov", compressor=top
+        )
     },
     "gossip": {"strategy": lk.Gossip("random_pairs"), "model": dropping},
 }

@@ -14,22 +14,22 @@ import pytest
 
 from labkit import Experiment, ParameterServer
 from labkit.common.errors import LabkitError
-from labkit.communicator.world import alone
+from labkit.communicator.world import single_rank
 from labkit.records.checkpoints import CheckpointContext, Resume
+from labkit.worker.checkpoint_keeper import numbers_of
 from labkit.worker.feed import read
-from labkit.worker.keeper import numbers_of
-from labkit.worker.play_keeper import VirtualKeeper
+from labkit.worker.play_keeper import SimulationKeeper
 from labkit.worker.played import ComputeBackend
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
-from labkit.worker.virtual_play import VirtualPlay
+from labkit.worker.virtual_play import SimulatedTraining
 
 pytestmark = pytest.mark.heavy
 X = np.ones((24, 5), np.float32)
 STRATEGY = ParameterServer(1)
 QUESTION = Experiment(
     model="mlp", model_options={"widths": [2]}, dataset=(X, np.zeros(24, np.int32)), workers=2,
-    batch_size=12, strategy=STRATEGY, clock="virtual", compute={"seconds": 0.1}, gate=False,
+    batch_size=12, strategy=STRATEGY, virtual={"compute_time": {"seconds": 0.1}}, verify=False,
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def kept_in(folder: Path, form: bytes, pack: Any = np.savez) -> None:
 
 
 def staged() -> tuple[TrainingSession, ComputeBackend]:
-    communicator = alone()
+    communicator = single_rank()
     session = TrainingSession(QUESTION, communicator, read(QUESTION, communicator))
     session.recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.compile(session.optimizer())
@@ -57,19 +57,27 @@ def resumed(folder: Path) -> None:
     resume = Resume(str(folder), {"taken": 3}, same=True)
     keeping = CheckpointContext(None, resume, goes_on=True, folder=str(folder))
     assert session.recorder is not None
-    VirtualKeeper(session, keeping, session.recorder).play(VirtualPlay(session, STRATEGY, stage))
+    SimulationKeeper(session, keeping, session.recorder).play(
+        SimulatedTraining(session, STRATEGY, stage)
+    )
 
 
-SPACE = b"clabkit.hosts.host_namespaces\nSpace\n((dVname\nVa\nstR."  # a class that starts a process
+# The constructor of this class starts a process.
+SPACE = b"clabkit.hosts.host_namespaces\nHostNamespaces\n((dVname\nVa\nstR."
 STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
 
 
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        (SPACE, "is no JSON of schema 1"),
-        (b"cbuiltins\nopen\n(Vmark\nVw\ntR.", "is no JSON of schema 1"),
-        (STATE.replace(b'"list", []', b'"record", ["Space", ["host"], [{"name": "a"}]]'), "Space"),
+        (SPACE, "is not JSON of schema 1"),
+        (b"cbuiltins\nopen\n(Vmark\nVw\ntR.", "is not JSON of schema 1"),
+        (
+            STATE.replace(
+                b'"list", []', b'"record", ["HostNamespaces", ["host"], [{"name": "a"}]]'
+            ),
+            "HostNamespaces",
+        ),
         (STATE, "is damaged or forged"),
     ],
 )
@@ -97,9 +105,9 @@ def test_a_damaged_or_compressed_checkpoint_is_refused_by_name(tmp_path: Path) -
 
 def test_a_state_that_would_read_for_ever_is_refused() -> None:
     _, stage = staged()
-    state = stage.keep()
-    with pytest.raises(LabkitError, match=r"a worker with 1000000000000 batches; .* 400 at most"):
-        stage.take(state | {"replica": ({0: 10**12}, {})})
+    state = stage.save_state()
+    with pytest.raises(LabkitError, match=r"a worker with 1000000000000 batches; .* allows 400"):
+        stage.load_state(state | {"replica": ({0: 10**12}, {})})
 
 
 def test_of_a_callback_a_file_says_numbers_alone() -> None:

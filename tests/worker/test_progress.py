@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit import AllReduce, Experiment, Layerwise
-from labkit.communicator.world import alone
+from labkit.communicator.world import single_rank
 from labkit.strategies import Strategy
 from labkit.worker.feed import read
 from labkit.worker.progress import Position, Progress
@@ -59,7 +59,7 @@ def own_model() -> keras.Model:
 
 def trained(question: Experiment, after: int = 0) -> tuple[list[Any], list[dict[str, float]]]:
     """Weights and the epochs' metrics, with a break after so many steps, or none."""
-    communicator = alone()
+    communicator = single_rank()
     session = TrainingSession(question, communicator, read(question, communicator))
     recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.callbacks.insert(0, recorder)
@@ -69,7 +69,7 @@ def trained(question: Experiment, after: int = 0) -> tuple[list[Any], list[dict[
         session.progress = BreakOff(session.feed.steps, after)
         with pytest.raises(Broken):
             go_on()
-        session.progress.hold()
+        session.progress.save_metrics()
     go_on()
     assert session.progress.position == Position(EPOCHS)
     return session.model.get_weights(), recorder.epochs
@@ -91,7 +91,7 @@ def test_it_goes_on_as_if_nothing_had_been(strategy: Strategy, steps: int | None
     data = own_batches if steps is None else endless
     question = Experiment(
         model=own_model, dataset=data, validation=own_batches, strategy=strategy,
-        batch_size=8, steps=steps, epochs=EPOCHS, gate=False,
+        batch_size=8, steps_per_epoch=steps, epochs=EPOCHS, verify=False,
     )  # fmt: skip
     weights, epochs = trained(question)
     # Where only the end of the data ends an epoch, Keras counts an update more when it comes there.

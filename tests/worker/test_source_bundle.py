@@ -16,7 +16,7 @@ from labkit.worker import source_bundle
 folder, home = sys.argv[1:]
 seen, packed = os.access(folder, os.R_OK), source_bundle.pack(home)
 for _ in range(2):
-    source_bundle.enter(folder, folder, packed)
+    source_bundle.enter_folder(folder, folder, packed)
 import labkit, plain, nested.deep.er
 assert labkit is sys.modules["labkit"] and hasattr(labkit, "__version__")
 print(os.getcwd(), plain.__file__, plain.X, nested.deep.er.X)

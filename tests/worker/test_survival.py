@@ -15,7 +15,7 @@ import pytest
 from sample_survival import EPOCHS, ROWS, STEPS, data
 
 from labkit.communicator import launcher
-from labkit.records.ledger import check, read
+from labkit.records.ledger import audit, read
 
 pytestmark = pytest.mark.slow
 
@@ -71,13 +71,13 @@ def test_it_is_the_training_of_ranks_that_nobody_has_killed(
     tmp_path: Path, schedule: str, compressor: str, victims: dict[int, int]
 ) -> None:
     found = killed(tmp_path, schedule, compressor, victims)
-    account = check(read(tmp_path), data(), STEPS, EPOCHS)
+    account = audit(read(tmp_path), data(), STEPS, EPOCHS)
     assert account.is_exact, account
     assert sum(account.by_rank.values()) == ROWS * EPOCHS
     assert [fault["ranks"] for fault in found["faults"]] == [[victim] for victim in victims]
     assert (tmp_path / "gone").read_text().split() == [f"[{victim}]" for victim in victims]
     assert account.steps_repeated == sum(fault["repeated"] for fault in found["faults"])
-    begins = [stretch["step"] for stretch in found["stretches"]]
+    begins = [stretch["step"] for stretch in found["membership_history"]]
     assert begins == [0, *(fault["step"] for fault in found["faults"])]
     assert len(found["epochs"]) == EPOCHS
     if not compressor:  # in float64 sums of other ranks differ in the last places
@@ -86,7 +86,7 @@ def test_it_is_the_training_of_ranks_that_nobody_has_killed(
 
 def test_another_rank_says_what_came_of_it_where_the_first_dies_over_that(tmp_path: Path) -> None:
     found = killed(tmp_path, "sequential", "", {}, last=True)
-    assert check(read(tmp_path), data(), STEPS, EPOCHS).is_exact
+    assert audit(read(tmp_path), data(), STEPS, EPOCHS).is_exact
     (fault,) = found["faults"]
     assert (fault["ranks"], fault["step"]) == ([0], STEPS * EPOCHS)
     assert len(found["epochs"]) == EPOCHS

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.simulate.placement import SIGNAL, Machine, all_on_one
+from labkit.simulate.placement import SIGNAL, DeviceGroup, all_on_one
 from labkit.worker.devices import DeviceRequest
-from labkit.worker.devices.towers import Step, towers
+from labkit.worker.devices.towers import TowerStep, towers
 from labkit.worker.devices.traced import Traced, trace
 
 ASKED = DeviceRequest(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
-LONE = Machine(("CPU:0",))
+LONE = DeviceGroup(("CPU:0",))
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Step, Traced]]:
+def made() -> Iterator[tuple[TowerStep, Traced]]:
     import tensorflow as tf
 
     step = towers(ASKED)
@@ -29,7 +29,7 @@ def made() -> Iterator[tuple[Step, Traced]]:
 
 
 def test_tasks_are_what_computes_bound_where_the_batch_and_the_loss_are(
-    made: tuple[Step, Traced],
+    made: tuple[TowerStep, Traced],
 ) -> None:
     graph = made[1].tasks()
     on = graph.by_name
@@ -44,7 +44,7 @@ def test_tasks_are_what_computes_bound_where_the_batch_and_the_loss_are(
 
 
 def test_a_placed_step_gives_the_same_losses_as_the_step_itself(
-    made: tuple[Step, Traced],
+    made: tuple[TowerStep, Traced],
 ) -> None:
     step, traced = made
     placed = traced.placed(all_on_one(traced.tasks(), LONE))
@@ -54,7 +54,7 @@ def test_a_placed_step_gives_the_same_losses_as_the_step_itself(
     assert told == sorted(told, reverse=True)
 
 
-def test_times_are_measured_operation_by_operation(made: tuple[Step, Traced]) -> None:
+def test_times_are_measured_operation_by_operation(made: tuple[TowerStep, Traced]) -> None:
     step, traced = made
     plan = all_on_one(traced.tasks(), LONE)
     timed = traced.timed(plan, step.batch, 3)

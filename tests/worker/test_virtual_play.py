@@ -22,13 +22,13 @@ from labkit import (
     TopK,
 )
 from labkit.common.errors import InvalidInput
-from labkit.communicator.world import alone
+from labkit.communicator.world import single_rank
 from labkit.programs.program_state import ProgramState
 from labkit.worker.feed import read
 from labkit.worker.played import ComputeBackend
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
-from labkit.worker.virtual_play import VirtualPlay
+from labkit.worker.virtual_play import SimulatedTraining
 
 
 def restless() -> keras.Model:
@@ -56,14 +56,14 @@ def own_batches() -> Any:
     return tf.data.Dataset.from_tensor_slices(ARRAYS).batch(12)
 
 
-def staged(question: Experiment) -> tuple[TrainingSession, ComputeBackend, VirtualPlay]:
-    communicator = alone()
+def staged(question: Experiment) -> tuple[TrainingSession, ComputeBackend, SimulatedTraining]:
+    communicator = single_rank()
     session = TrainingSession(question, communicator, read(question, communicator))
     session.recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
     session.compile(session.optimizer())
     stage = ComputeBackend(session, question.strategy)  # type: ignore[arg-type]
     stage.hold(range(len(stage.roles.hosts)))
-    return session, stage, VirtualPlay(session, question.strategy, stage)  # type: ignore[arg-type]
+    return session, stage, SimulatedTraining(session, question.strategy, stage)  # type: ignore[arg-type]
 
 
 def told(session: TrainingSession, stage: ComputeBackend) -> list[Any]:
@@ -82,16 +82,16 @@ def told(session: TrainingSession, stage: ComputeBackend) -> list[Any]:
         (Downpour(2, push_every=3), ARRAYS),
         (ElasticAveraging(period=2), ARRAYS),
         (Gossip("ring", asynchronous=True), ARRAYS),
-        (ParameterAveraging(3, outer="nesterov", state="average"), ARRAYS),
+        (ParameterAveraging(3, outer_optimizer="nesterov", optimizer_state="average"), ARRAYS),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_taken_up_ends_as_the_whole_run_bit_for_bit(strategy: Any, data: Any) -> None:
-    own = {} if data is ARRAYS else {"steps": 4}
+    own = {} if data is ARRAYS else {"steps_per_epoch": 4}
     question = Experiment(
         model=restless, dataset=data, validation=ARRAYS, strategy=strategy, workers=3, epochs=2,
-        batch_size=12, clock="virtual", compute={"seconds": 0.1, "law": "lognormal"},
-        network="1GbE", gate=False, **own,
+        batch_size=12, virtual={"compute_time": {"seconds": 0.1, "distribution": "lognormal"}},
+        network="1GbE", verify=False, **own,
     )  # fmt: skip
     session, stage, play = staged(question)
     play.play()
@@ -101,15 +101,15 @@ def test_what_is_taken_up_ends_as_the_whole_run_bit_for_bit(strategy: Any, data:
     session, stage, play = staged(question)
     moments = count()
 
-    def look(one: VirtualPlay) -> None:
+    def look(one: SimulatedTraining) -> None:
         if next(moments) in (4, 30):
-            kept.append(one.keep())
+            kept.append(one.save_state())
 
     play.play(look)
     assert repr(told(session, stage)) == repr(whole)
     for state in kept:
         session, stage, play = staged(question)
-        play.take(state)
+        play.load_state(state)
         play.play()
         assert repr(told(session, stage)) == repr(whole)
         for one, other in zip(told(session, stage)[3], whole[3], strict=True):
@@ -119,8 +119,8 @@ def test_what_is_taken_up_ends_as_the_whole_run_bit_for_bit(strategy: Any, data:
 def test_replicas_that_are_cut_cannot_be_kept() -> None:
     question = Experiment(
         model="mlp", model_options={"widths": [4]}, dataset=ARRAYS, workers=2, batch_size=12,
-        strategy=ParameterServer(stages=2), clock="virtual", gate=False,
+        strategy=ParameterServer(stages=2), clock="virtual", verify=False,
     )  # fmt: skip
     *_, play = staged(question)
-    with pytest.raises(InvalidInput, match="activations under way"):
+    with pytest.raises(InvalidInput, match="activations are in flight"):
         play.play(lambda one: None)

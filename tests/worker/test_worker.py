@@ -17,7 +17,7 @@ from labkit.records.run import Run
 from labkit.records.store import HISTORY_COLUMNS
 
 DIGITS = {"dataset": "digits", "dataset_options": {"rows": 120, "test_rows": 41}}
-SHORT = DIGITS | {"workers": 2, "batch_size": 32, "gate": False, "model_options": {"widths": [8]}}
+SHORT = DIGITS | {"workers": 2, "batch_size": 32, "verify": False, "model_options": {"widths": [8]}}
 
 X = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -100,7 +100,7 @@ def test_every_family_trains_on_fitting_data(
             dataset_options=dataset_options,
             workers=2,
             batch_size=32,
-            steps=2,
+            steps_per_epoch=2,
             learning_rate=0.05,
         ),
         show=False,
@@ -121,7 +121,7 @@ def test_inception_trains_on_synthetic_images(cluster: Cluster) -> None:
             dataset_options={"shape": [75, 75, 3], "rows": 8, "test_rows": 4},
             workers=2,
             batch_size=4,
-            steps=2,
+            steps_per_epoch=2,
         ),
         show=False,
     )
@@ -202,7 +202,7 @@ def test_several_inputs_and_outputs_through_an_experiment(cluster: Cluster) -> N
                 loss="mse",
                 workers=2,
                 batch_size=16,
-                feed=feed,
+                input_mode=feed,
             ),
             show=False,
         )
@@ -239,7 +239,7 @@ def test_a_model_that_keras_cannot_save_is_trained_and_recorded(cluster: Cluster
             loss="sparse_categorical_crossentropy",
             workers=2,
             batch_size=16,
-            gate=False,
+            verify=False,
         ),
         show=False,
     )
@@ -266,7 +266,7 @@ def recorded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("recorded"))
         yield cluster.run(
-            Experiment(**SHORT | {"epochs": 2, "gate": True, "capacities": (1, 3)}), show=False
+            Experiment(**SHORT | {"epochs": 2, "verify": True, "batch_weights": (1, 3)}), show=False
         )
 
 
@@ -362,7 +362,7 @@ def test_more_ranks_see_the_same_global_batches(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_scattered_rows_train_like_their_own_global_batches(cluster: Cluster) -> None:
-    fields = {"feed": "scatter", "gate": True, "capacities": (2, 1)}
+    fields = {"input_mode": "scatter", "verify": True, "batch_weights": (2, 1)}
     run = cluster.run(Experiment(**SHORT | fields), show=False)
     assert run.metrics["equivalence"]["verdict"] == "passed", run.metrics["equivalence"]
     assert run.history.groupby("rank")["samples"].sum().tolist() == [79, 41]
@@ -472,7 +472,8 @@ def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
 @pytest.mark.parametrize("optimizer", ["lamb", "lars", "schedulefreeadamw"])
 def test_optimizers_by_name(cluster: Cluster, optimizer: str) -> None:
     run = cluster.run(
-        Experiment(**SHORT | {"optimizer": optimizer, "gate": True, "steps": 2}), show=False
+        Experiment(**SHORT | {"optimizer": optimizer, "verify": True, "steps_per_epoch": 2}),
+        show=False,
     )
     assert run.metrics["equivalence"]["verdict"] == "passed", run.metrics["equivalence"]
     assert type(run.model().optimizer).__name__.lower() == optimizer
@@ -500,7 +501,7 @@ def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
 
         return [keras.config.floatx(), keras.config.dtype_policy().name]
 
-    cluster.run(plain.replace(precision="float64", steps=1), show=False)
+    cluster.run(plain.replace(precision="float64", steps_per_epoch=1), show=False)
     assert cluster.call(policy, ranks=2) == [["float32", "float32"]] * 2
 
 
@@ -520,14 +521,14 @@ def test_what_a_run_has_traced_goes_when_the_run_is_over(
 
     counted = []
     for _ in range(3):
-        cluster.run(Experiment(**SHORT | {"steps": 2} | given), show=False)
+        cluster.run(Experiment(**SHORT | {"steps_per_epoch": 2} | given), show=False)
         counted.append(cluster.call(graphs, ranks=2))
     assert all(later <= before for before, later in zip(counted[1], counted[2], strict=True))
 
 
 def test_a_rank_whose_batches_are_empty_reports_no_loss(cluster: Cluster) -> None:
     run = cluster.run(
-        Experiment(dataset=(X[:6], Y[:6]), model="linear", workers=4, batch_size=3, gate=False),
+        Experiment(dataset=(X[:6], Y[:6]), model="linear", workers=4, batch_size=3, verify=False),
         show=False,
     )
     empty = run.history["samples"] == 0
@@ -541,7 +542,7 @@ def test_held_out_batches_smaller_than_the_ranks_count_right(cluster: Cluster) -
     """1,025 rows are a batch of 1,024 and one of 1: no rank may turn it into NaN."""
     options = {"rows": 64, "test_rows": 1025}
     experiment = Experiment(
-        model="linear", dataset="synthetic", dataset_options=options, batch_size=32, gate=False
+        model="linear", dataset="synthetic", dataset_options=options, batch_size=32, verify=False
     )
     one = cluster.run(experiment, show=False).metrics
     three = cluster.run(experiment.replace(workers=3), show=False).metrics
@@ -587,7 +588,7 @@ def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Clu
         prepare()
         return state() == before, gc.get_freeze_count() > 100_000
 
-    experiment = Experiment(model="linear", dataset="digits", epochs=1, gate=False, workers=2)
+    experiment = Experiment(model="linear", dataset="digits", epochs=1, verify=False, workers=2)
     before = cluster.run(experiment, show=False)
     assert cluster.call(prepared, ranks=2) == [(True, True)] * 2
     after = cluster.run(experiment, show=False)

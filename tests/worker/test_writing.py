@@ -13,26 +13,26 @@ import pytest
 
 from labkit.communicator import Communicator
 from labkit.records import stream
-from labkit.records.checkpoints import Checkpoint, CheckpointContext, sealed
-from labkit.records.pieces import Piece
-from labkit.worker.writing import Copied, Writing
+from labkit.records.checkpoints import Checkpoint, CheckpointContext, complete_checkpoints
+from labkit.records.pieces import TensorBox
+from labkit.worker.writing import CheckpointWriter, StateCopy
 
 OWNER, OTHER = {"pid": 1}, {"pid": 2}
 PATIENCE = 60.0  # seconds for what takes less than one
 
 
-def writing(run: Path, rank: int) -> Writing:
+def writing(run: Path, rank: int) -> CheckpointWriter:
     """That of one of two ranks."""
     board = SimpleNamespace(check=lambda: None)
     ranks = cast(Communicator, SimpleNamespace(rank=rank, size=2, board=board))
-    return Writing(
+    return CheckpointWriter(
         ranks, CheckpointContext(Checkpoint(1), folder=str(run / "checkpoints"), owner=OWNER)
     )
 
 
-def copied(step: int) -> Copied:
+def copied(step: int) -> StateCopy:
     told: dict[str, Any] = {"taken": step}
-    return Copied(step, [Piece.alone("weights", np.ones(3))], (), {}, told)
+    return StateCopy(step, [TensorBox.local("weights", np.ones(3))], (), {}, told)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ends(one: Writing) -> bool:
+def ends(one: CheckpointWriter) -> bool:
     waits = threading.Thread(target=one.wait, daemon=True)
     waits.start()
     waits.join(PATIENCE)
@@ -51,12 +51,12 @@ def ends(one: Writing) -> bool:
 def test_it_is_whole_when_the_last_rank_has_written(run: Path) -> None:
     first, last = (writing(run, rank) for rank in range(2))
     first.begin(copied(7))
-    assert first.goes_on()
-    assert sealed(run) == []
+    assert first.is_writing()
+    assert complete_checkpoints(run) == []
     last.begin(copied(7))
     assert ends(last)
     assert ends(first)
-    assert [path.name for path in sealed(run)] == ["7"]
+    assert [path.name for path in complete_checkpoints(run)] == ["7"]
 
 
 def test_whoever_takes_up_the_run_is_not_waited_for(run: Path) -> None:
@@ -69,11 +69,11 @@ def test_whoever_takes_up_the_run_is_not_waited_for(run: Path) -> None:
     stream.make_stream(run / stream.FOLDER, OTHER)
     first.begin(copied(7))
     assert ends(first)
-    assert sealed(run) == []
+    assert complete_checkpoints(run) == []
 
 
 def test_whoever_gives_up_waits_no_more(run: Path) -> None:
     first = writing(run, 0)
     first.begin(copied(7))
-    first.give_up()
+    first.stop_waiting()
     assert ends(first)

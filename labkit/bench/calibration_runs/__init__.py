@@ -1,4 +1,4 @@
-"""Measuring all that forecasts are made from, on ranks, once a machine."""
+"""Calibration: measurements on the ranks of a machine, from which forecasts are computed."""
 
 from labkit.bench.calibration_runs.measure import Bench, Effort, calibrate
 

@@ -1,4 +1,4 @@
-"""One calibration, from experiments to what is kept."""
+"""A calibration: from experiments to measurements and a stored Calibration."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ KIB, MIB = 2**10, 2**20
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """The amount of measurements that a calibration makes.
 
     Attributes:
-        rounds: over all models and numbers of rows, in each of which everything is traced anew.
-        seconds: of steps, for a model and number of rows in a round.
-        repeats: of messages and codecs.
-        sizes: bytes of the buffers of allreduces.
-        gradients: bytes of what codecs encode.
-        networks: on which whole steps are measured.
-        runs: of each of these.
+        rounds: Number of rounds over all models and batch sizes; each round traces all graphs
+            again.
+        seconds: Seconds spent on the steps of one model and batch size in a round.
+        repeats: Number of repeats of the measurements of messages and compressors.
+        sizes: Buffer sizes, in bytes, at which allreduces are timed.
+        gradients: Gradient sizes, in bytes, at which compressors are timed.
+        networks: Emulated networks on which whole steps are measured.
+        runs: Number of training runs with each strategy and network.
     """
 
     rounds: int
@@ -57,7 +58,7 @@ class Effort(NamedTuple):
     runs: int
 
 
-# Of their own: what is asked on a network with a name was not calibrated.
+# No preset has these rates, so no forecast for a preset concerns a network that was measured.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
@@ -65,7 +66,7 @@ FULL = Effort(
     *((FAST, SLOW), 3),
 )
 QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB), (FAST,), 2)
-WHOLE = 0.25  # of the seconds for a model: those of a run that is measured as a whole
+WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
 
 
 def calibrate(
@@ -77,41 +78,42 @@ def calibrate(
     quick: bool = False,
     keep: bool = True,
     file: Path | None = None,
-    told: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Calibration:
-    """Measure on this machine what forecasts are made from, and keep it.
+    """Measure the costs on this machine from which forecasts are computed, and store the costs.
 
     Args:
-        experiments: whose model, data set, precision and optimizer count; and, of those that want
-            no more ranks than there are, whole steps of their strategies.
-        workers: ranks that compute at once, at most: 1 to so many.
-        batches: rows of a rank's batch.
-        threads: of a rank; each wants engines of its own.
-        compressors: to time, beside those of the strategies; None: all that need no fields.
-        quick: measure fewer repeats and sizes.
-        keep: as this machine's calibration, beside what was measured before with these versions.
-        file: keep it there instead.
-        told: is told what is measured next.
+        experiments: Experiments whose model, data set, precision and optimizer are measured. For an
+            experiment with at most `workers` ranks, whole steps of its strategy are also measured.
+        workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
+        batches: Batch sizes of one rank, in rows.
+        threads: Numbers of threads per rank to measure; each number starts separate engines.
+        compressors: Compressors to time in addition to the strategies' compressors; None: all
+            compressors without required fields.
+        quick: Whether to measure fewer repeats and sizes.
+        keep: Whether to merge the result into this machine's stored calibration for these versions.
+        file: Calibration file to use instead of this machine's stored calibration.
+        progress: Callback that receives progress lines.
 
     Raises:
-        InvalidInput: a value that cannot be.
+        InvalidInput: A value is impossible.
     """
-    for name, given in (("threads", threads), ("batches", batches), ("workers", (workers,))):
-        if not given or min(given) < 1:
-            raise InvalidInput(f"{name}={list(given)}: give whole numbers from 1 on")
+    for name, values in (("threads", threads), ("batches", batches), ("workers", (workers,))):
+        if not values or min(values) < 1:
+            raise InvalidInput(f"{name}={list(values)}: give whole numbers of 1 or more")
     chosen = wanted(compressors, experiments)
     path, keep = file or place(), keep or file is not None
     before = earlier(path) if keep else None
-    found: list[Calibration] = []
+    calibrations: list[Calibration] = []
     for number, count in enumerate(threads):
-        told(f"starting {workers} ranks, threads={count}")
+        progress(f"starting {workers} ranks, threads={count}")
         with Cluster(workers=workers, threads=count) as cluster:
-            bench = Bench(cluster, count, workers, QUICK if quick else FULL, told)
-            found.append(bench.models(experiments, batches))
-            if number == 0:  # the rest is done by one thread, whatever training has
-                found += [bench.messages(found[-1].models), bench.codecs(chosen)]
-            found.append(bench.ways(experiments, batches, reduce(merged, found)))
-    made = reduce(merged, found)
+            bench = Bench(cluster, count, workers, QUICK if quick else FULL, progress)
+            calibrations.append(bench.models(experiments, batches))
+            if number == 0:  # messages and codecs always use one thread
+                calibrations += [bench.messages(calibrations[-1].models), bench.codecs(chosen)]
+            calibrations.append(bench.ways(experiments, batches, reduce(merged, calibrations)))
+    made = reduce(merged, calibrations)
     if before is not None and before.machine == made.machine:
         made = merged(before, made)
     if keep:
@@ -121,50 +123,57 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Bench:
-    """Calibrations of parts, by ranks that are up.
+    """The measurements of all parts of a calibration, on running ranks.
 
     Attributes:
-        cluster: of as many threads a rank.
-        threads, workers, effort, told: see `calibrate`.
+        cluster: Cluster whose ranks have `threads` threads.
+        threads: Number of threads per rank.
+        workers: Maximum number of ranks that compute concurrently.
+        effort: Amount of measurements.
+        progress: Callback that receives progress lines.
     """
 
     cluster: Cluster
     threads: int
     workers: int
     effort: Effort
-    told: Callable[[str], None]
+    progress: Callable[[str], None]
 
     def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
-        """Steps of all, interleaved; layers and memory at the largest batch."""
+        """Measure steps of all models, and layers and memory at the largest batch size."""
         different = {digest(model_of(each)): each for each in experiments}
-        asked = [_alone(each, self.threads) for each in different.values()]
-        for each in asked:
+        single_rank = [_alone(each, self.threads) for each in different.values()]
+        for each in single_rank:
             if isinstance(each.dataset, str):
                 datasets.ensure(each.dataset)
         seen: dict[int, dict[int, list[ModelSeen]]] = {
-            number: defaultdict(list) for number in range(len(asked))
+            number: defaultdict(list) for number in range(len(single_rank))
         }
         for turn in range(self.effort.rounds):
             for rows in sorted(batches)[:: -1 if turn % 2 else 1]:
-                for number, each in enumerate(asked):
+                for number, each in enumerate(single_rank):
                     what = f"{rows} rows of {_name(each.model)} on {_data(each)}"
-                    self.told(f"round {turn + 1} of {self.effort.rounds}: {what}")
+                    self.progress(f"round {turn + 1} of {self.effort.rounds}: {what}")
                     last = turn == self.effort.rounds - 1 and rows == max(batches)
-                    given = each, rows, self.effort.seconds, last
-                    seen[number][rows] += self.cluster.call(look, *given, ranks=self.workers)[:1]
-        costs = [_model(each, self.threads, seen[number]) for number, each in enumerate(asked)]
+                    arguments = each, rows, self.effort.seconds, last
+                    seen[number][rows] += self.cluster.call(look, *arguments, ranks=self.workers)[
+                        :1
+                    ]
+        costs = [
+            _model(each, self.threads, seen[number]) for number, each in enumerate(single_rank)
+        ]
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Allreduces by level, and overheads for these models, of 2, 3, … ranks."""
+        """Measure allreduces by level (memory, host, link) and overheads, on 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
-        given = [SMALL_SHAPES, *gradients], self.effort.repeats
+        arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []
         more: list[Overhead] = []
         for ranks in range(2, self.workers + 1):
-            self.told(f"messages of {ranks} ranks")
+            self.progress(f"messages of {ranks} ranks")
             found = collectives(self.cluster, ranks, [*self.effort.sizes], self.effort.repeats)
-            own = self.cluster.call(overheads, *given, ranks=ranks)[0]
+            own = self.cluster.call(overheads, *arguments, ranks=ranks)[0]
             sums += found
             more += [*own, *emulated(found)]
             seconds = self.effort.seconds, self.effort.rounds
@@ -172,22 +181,24 @@ class Bench:
         return self._made(collectives=sums, overheads=more)
 
     def codecs(self, compressors: Sequence[Compressor]) -> Calibration:
-        """What compressors take."""
-        self.told(f"{len(compressors)} compressors")
-        given = list(compressors), self.effort.gradients, self.effort.repeats
-        return self._made(codecs=self.cluster.call(codecs, *given, ranks=self.workers)[0])
+        """Measure the times of compressors for each gradient size."""
+        self.progress(f"{len(compressors)} compressors")
+        arguments = list(compressors), self.effort.gradients, self.effort.repeats
+        return self._made(codecs=self.cluster.call(codecs, *arguments, ranks=self.workers)[0])
 
     def ways(
         self, experiments: Sequence[Experiment], batches: Sequence[int], parts: Calibration
     ) -> Calibration:
-        """Whole steps of the experiments' strategies, and of one rank alone."""
-        known = ways.asked(experiments, batches, self.effort.networks, self.workers, self._trained)
+        """Measure whole training steps of the experiments' strategies, and of one rank alone."""
+        known = ways.experiments_to_run(
+            experiments, batches, self.effort.networks, self.workers, self._trained
+        )
         seconds = WHOLE * self.effort.seconds
-        given = self.cluster, known, parts, self.effort.runs, seconds, self.told
-        return self._made(ways=ways.measured(*given))
+        arguments = self.cluster, known, parts, self.effort.runs, seconds, self.progress
+        return self._made(ways=ways.measured(*arguments))
 
     def _trained(self, experiment: Experiment) -> dict[str, Any]:
-        return _fields(experiment) | {"threads": self.threads, "gate": False}
+        return _fields(experiment) | {"threads": self.threads, "verify": False}
 
     def _made(self, **fields: Sequence[object]) -> Calibration:
         return Calibration(
@@ -204,8 +215,8 @@ def _seen_by_rank(communicator: Communicator) -> dict[str, JSON]:
 
 
 def _alone(experiment: Experiment, threads: int) -> Experiment:
-    """Its model on one rank, trained as `AllReduce` does."""
-    return Experiment(strategy=AllReduce(), threads=threads, gate=False, **_fields(experiment))
+    """Return an experiment that trains the same model on one rank, with strategy `AllReduce`."""
+    return Experiment(strategy=AllReduce(), threads=threads, verify=False, **_fields(experiment))
 
 
 def _fields(experiment: Experiment) -> dict[str, Any]:

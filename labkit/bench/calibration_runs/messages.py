@@ -1,4 +1,4 @@
-"""What messages take on this machine: allreduces by level, what labkit adds, and compressors."""
+"""Measurements of allreduces by level (memory, host, link), overheads, and compressors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.bench.collectives import timed_calls
 from labkit.bench.compression import in_this_process, named, without_fields
-from labkit.bench.interleave import STEPS, Step, take
+from labkit.bench.interleave import STEPS, Step, time_interleaved
 from labkit.bench.servers import there_and_back
 from labkit.bench.timing import Row
 from labkit.cluster import Cluster
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange
 
 LEVELS = {"shared_memory": "memory", "ring": "host", "butterfly": "host", "mpi": "host"}
-LINK = "1GbE"  # is emulated
+LINK = "1GbE"  # preset of the emulated network
 MEETINGS = 200
-SMALL, LARGE = 64, 2**22  # bytes
-PARCELS = 5  # small buckets of an exchange that overlaps
-Shapes: TypeAlias = Sequence[tuple[int, ...]]  # of the weights of a model
+SMALL, LARGE = 64, 2**22  # sizes of messages in bytes
+PARCELS = 5  # number of small buckets in the overlapping exchange that is timed
+Shapes: TypeAlias = Sequence[tuple[int, ...]]  # shapes of a model's weights
 
 
 def collectives(
     cluster: Cluster, ranks: int, sizes: list[int], repeats: int
 ) -> list[CollectiveCost]:
-    """Allreduces in shared memory, by MPI within the host, and on an emulated link."""
+    """Time allreduces in shared memory, by messages within the host, and on an emulated link."""
     found = []
     for network, algorithms in ((None, [*LEVELS]), (LINK, ["ring", "butterfly"])):
-        given = algorithms, sizes, repeats
-        for case in cluster.call(timed_calls, *given, ranks=ranks, network=network)[0]:
+        arguments = algorithms, sizes, repeats
+        for case in cluster.call(timed_calls, *arguments, ranks=ranks, network=network)[0]:
             cost = CollectiveCost(
                 level="link" if network else LEVELS[case.algorithm],
                 algorithm=case.algorithm,
@@ -54,15 +54,15 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """What a round of the ring takes longer on the emulated network than that network says."""
+    """Return the time by which a round of the ring on the emulated network exceeds simulation."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
             continue
         network, rounds = Network.named(cost.network), 2 * (cost.workers - 1)
-        said = simulate(cost.algorithm, cost.workers, cost.nbytes, network).seconds
+        simulated = simulate(cost.algorithm, cost.workers, cost.nbytes, network).seconds
         low, median, high = (
-            max(0.0, each - said) / rounds
+            max(0.0, each - simulated) / rounds
             for each in (cost.seconds.low, cost.seconds.median, cost.seconds.high)
         )
         spread = Spread(median=median, low=low, high=high, count=cost.seconds.count)
@@ -74,7 +74,7 @@ def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
 def overheads(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> list[Overhead]:
-    """On each rank: meetings, buckets of such gradients in the exchange, messages of programs."""
+    """Time barriers, gradient buckets and messages of server programs (runs on ranks)."""
     found = [
         ("meeting", 0, _meetings(communicator, repeats)),
         *_buckets(communicator, gradients, repeats),
@@ -92,7 +92,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
     for _ in range(repeats):
         start = clock.now()
         for _ in range(MEETINGS):
-            communicator.meet("a meeting that is timed")
+            communicator.barrier("a barrier that is timed")
         found.append((clock.now() - start) / MEETINGS)
     return found
 
@@ -100,17 +100,17 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """What an exchange adds to a step that does nothing, less the time in which it sums."""
+    """Time what a gradient exchange adds to an empty step, without the time of allreduces."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
 
     def step(shapes: Shapes, exchange: Exchange | None = None) -> Step:
-        given = [tf.Variable(tf.ones(shape)) for shape in shapes]
+        variables = [tf.Variable(tf.ones(shape)) for shape in shapes]
         names = [f"gradient {number}" for number in range(len(shapes))]
 
         def call() -> list[tf.Tensor]:
-            own = [each + 1.0 for each in given]
+            own = [each + 1.0 for each in variables]
             means = own if exchange is None else exchange.mean(own, 1, names)
             return [tf.reshape(each, [-1])[0] for each in means if each is not None]
 
@@ -118,7 +118,8 @@ def _buckets(
         return lambda: [each.numpy() for each in traced()]
 
     several = ((SMALL // 4,),) * PARCELS
-    # What a thread takes for buckets, which on a line it has to itself also where no core is free.
+    # With eager=True, buckets have a separate thread even without a free core, so the measurement
+    # includes the thread's cost.
     one = Exchange(communicator, "shared_memory", "overlap", LARGE, eager=True)
     apart = Exchange(communicator, "shared_memory", "overlap", SMALL, eager=True)
     exchanges = {"local": None, "one": one, "apart": apart}
@@ -127,9 +128,9 @@ def _buckets(
     for nbytes, shapes in sizes.items():
         exchange = exchanges[f"{nbytes} exchanged"] = Exchange(communicator, "shared_memory")
         steps |= {f"{nbytes}": step(shapes), f"{nbytes} exchanged": step(shapes, exchange)}
-    taken = take(
+    taken = time_interleaved(
         steps,
-        lambda: communicator.meet("the next step of a benchmark"),
+        lambda: communicator.barrier("the next step of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
     ).added
@@ -143,7 +144,7 @@ def _buckets(
 
 
 def _summing(exchange: Exchange, repeats: int) -> float:
-    """Seconds of a step in which it exchanged: the median of the last ones."""
+    """Return the median communication time of the last steps, in seconds per step."""
     taken = [
         stop - start
         for kind, _, _, start, stop in exchange.timeline.events
@@ -159,7 +160,7 @@ def _positive(seconds: np.ndarray) -> list[float]:
 
 
 def _messages(communicator: Communicator, repeats: int) -> Iterator[tuple[str, int, list[float]]]:
-    """Half of there and back, by mailbox."""
+    """Time messages between two ranks as half of a round trip."""
     mailbox = communicator.mailbox()
     for nbytes in (SMALL, LARGE):
         values = np.ones(nbytes // 4, np.float32)
@@ -167,15 +168,16 @@ def _messages(communicator: Communicator, repeats: int) -> Iterator[tuple[str, i
             float(np.median([there_and_back(communicator, mailbox, values) for _ in range(20)])) / 2
             for _ in range(1 + repeats)
         ]
-        yield "message", nbytes, seconds[1:]  # the first ones touch their memory
+        yield "message", nbytes, seconds[1:]  # the first repeat touches new memory pages
     mailbox.close()
 
 
 def wanted(
-    given: Sequence[Compressor | Mapping[str, JSON] | str] | None, experiments: Sequence[Experiment]
+    compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
+    experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Those that are given (None: all that need no fields) and those of strategies, each once."""
-    found = without_fields() if given is None else [parse(each) for each in given]
+    """Return the given compressors (None: all without required fields) and the strategies' own."""
+    found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())
 
@@ -186,11 +188,11 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """On each rank: encode and decode gradients of so many bytes; what has no `encode`, a step."""
+    """Time encode and decode, or else the reduction, of compressors by size (runs on ranks)."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:
-        communicator.meet("the next size of a calibration")
+        communicator.barrier("the next size of a calibration")
         rows = in_this_process(described, nbytes // 4, repeats)
         for compressor in compressors:
             own = {row["what"]: row for row in rows if row["case"] == named(compressor)}

@@ -1,4 +1,4 @@
-"""What a rank tells of a model: its steps by rows, its reading, its layers, its memory."""
+"""Measurements of a model on ranks: steps, reading of batches, layers and memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 
     from labkit.worker.session import TrainingSession
 
-SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # of the weights of a small model
+SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # weight shapes of a small model
 SMALL_NBYTES = 4 * sum(int(np.prod(shape)) for shape in SMALL_SHAPES)
 SMALL_ROWS = 16
 
 
 @dataclass
 class ModelSeen:
-    """Of one model and number of rows.
+    """The measurement of one model at one batch size.
 
     Attributes:
-        steps: by the ranks at once, and by kind: s, a median a turn.
-        read: s to read a batch.
-        layers: of the model.
-        memory: bytes of activations of a row.
-        slots: values that the optimizer keeps for each weight.
+        steps: Median seconds of a step in each turn, by number of concurrent ranks and by kind of
+            step.
+        read: Seconds to read a batch.
+        layers: Costs of the layers of the model.
+        memory: Bytes of activations per row of the batch.
+        slots: Number of optimizer state values per weight.
     """
 
     steps: dict[int, dict[str, list[float]]]
@@ -47,26 +48,26 @@ class ModelSeen:
 
 
 def look(
-    communicator: Communicator, experiment: Experiment, rows: int, seconds: float, whole: bool
+    communicator: Communicator, experiment: Experiment, rows: int, seconds: float, is_full: bool
 ) -> ModelSeen:
-    """On each rank: time a model's steps; with `whole` see also what does not depend on rows."""
+    """Time a model's steps; with `is_full`, also measure layers and memory (runs on ranks)."""
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
         found = measured(communicator, experiment, rows, seconds)
         seen = ModelSeen(found.steps, found.read)
-        if whole and communicator.rank == 0:
+        if is_full and communicator.rank == 0:
             model = found.session.model
             seen.layers = layers(model, rows, communicator.clock)
             seen.memory, seen.slots = _memory(found.session, rows), _slots(model)
-        communicator.meet("the end of a model's calibration")
+        communicator.barrier("the end of a model's calibration")
         return seen
 
 
 def exchanged(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float
 ) -> list[float]:
-    """On each rank: seconds of steps in which all train together, a median a turn."""
+    """Return the median step seconds of each turn when all ranks train jointly (runs on ranks)."""
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
@@ -87,9 +88,10 @@ def _new_keras(communicator: Communicator) -> Iterator[None]:
 
 
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
-    """Shares of the passes, block by block; a model that cannot be cut is one block.
+    """Return the cost of each block: its share of the forward and of the backward pass.
 
-    What a call of a block takes by itself, as of one that does nothing, is no share.
+    A model that cannot be split counts as one block. The overhead of a call, measured on an empty
+    block, is subtracted from each time.
     """
     from labkit.model_parallel.stages import Blocks, block_passes, footprint
 
@@ -116,14 +118,14 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
             weights=_weights(part),
             forward=forward[number],
             backward=backward[number],
-            out=footprint.a_row(part.outputs),
+            out=footprint.bytes_per_row(part.outputs),
         )
         for number, (name, part) in enumerate(zip(names, parts, strict=True))
     )
 
 
 def _call(clock: Clock) -> tuple[float, float]:
-    """Seconds of both passes of a block that does nothing."""
+    """Return the overhead of a call: the seconds of both passes of an empty block."""
     import keras
 
     from labkit.model_parallel.stages import block_passes
@@ -139,7 +141,7 @@ def _shares(seconds: Sequence[float]) -> list[float]:
 
 
 def kind(part: keras.Model) -> str:
-    """The class of the layer of a block, or of all that train there; else that of the block."""
+    """Return the class name of a block's trainable layers if all have one, else the block's."""
     own = [each for each in part.layers if each.trainable_variables] or part.layers
     kinds = {type(each).__name__ for each in own} - {"InputLayer"}
     return kinds.pop() if len(kinds) == 1 else type(part).__name__
@@ -150,14 +152,14 @@ def _weights(part: keras.Model) -> tuple[tuple[int, ...], ...]:
 
 
 def _slots(model: keras.Model) -> int:
-    """Values of the optimizer's state for each weight."""
-    kept = sum(prod(each.shape) for each in model.optimizer.variables if each.shape)
+    """Return the number of optimizer state values per weight, rounded."""
+    state_values = sum(prod(each.shape) for each in model.optimizer.variables if each.shape)
     trained = sum(prod(each.shape) for each in model.trainable_variables)
-    return round(float(kept / max(1, trained)))
+    return round(float(state_values / max(1, trained)))
 
 
 def _memory(session: TrainingSession, rows: int) -> int:
-    """Bytes of activations of a row; 0 where nobody knows."""
+    """Return the bytes of activations per row of the batch; 0 if unknown."""
     from labkit.model_parallel import memory
 
     model = session.model
@@ -173,28 +175,30 @@ def replica_overhead(
     sums: Sequence[CollectiveCost],
     overheads: Sequence[Overhead],
 ) -> Overhead:
-    """Return what hooks and callbacks add to a step of ranks that train a small model together.
+    """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    It is steps together less those side by side, less the bucket and its sum.
+    This overhead is the time of joint steps minus the time of independent steps, minus the times of
+    the gradient bucket and its allreduce.
 
     Args:
-        cluster: of the ranks.
-        ranks: that train.
-        seconds: of steps in each of the rounds.
-        rounds: of both kinds, in turns.
-        sums, overheads: of as many ranks.
+        cluster: Cluster of the ranks.
+        ranks: Number of ranks that train.
+        seconds: Seconds spent on steps in each round.
+        rounds: Number of rounds, each with joint and with independent steps.
+        sums: Measured costs of allreduces with this number of ranks.
+        overheads: Measured overheads with this number of ranks.
     """
-    asked = Experiment(
+    experiment = Experiment(
         model="mlp",
         model_options={"widths": [8]},
         dataset="digits",
         strategy=AllReduce(algorithm="shared_memory"),
-        gate=False,
+        verify=False,
     )
     found = []
     for _ in range(rounds):
-        alone = cluster.call(look, asked, SMALL_ROWS, seconds, False, ranks=ranks)[0]
-        both = cluster.call(exchanged, asked, SMALL_ROWS, seconds, ranks=ranks)[0]
+        alone = cluster.call(look, experiment, SMALL_ROWS, seconds, False, ranks=ranks)[0]
+        both = cluster.call(exchanged, experiment, SMALL_ROWS, seconds, ranks=ranks)[0]
         found += [float(np.median(both)) - each for each in alone.steps[ranks]["fit"]]
     (pack,) = (e.seconds for e in overheads if e.what == "bucket" and e.nbytes == SMALL_NBYTES)
     summed = min((e for e in sums if e.level == "memory"), key=lambda e: e.nbytes).seconds

@@ -1,4 +1,4 @@
-"""The parts of a step, from kinds of steps of which each does more than the one before."""
+"""The times of a step's parts, as differences between kinds of steps of growing extent."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ KINDS = ("forward", "gradient", "updated", "fit")
 
 
 def cost(
-    rows: int, threads: int, together: int, seconds: Mapping[str, Sequence[float]]
+    rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Each kind less the one before.
+    """Return the cost of each part: the difference of two consecutive kinds of steps.
 
-    Medians add up to the whole step; the spread of a part is that of the differences by turn.
+    Each kind extends the previous kind by one part. The medians of all parts add up to the median
+    of the whole step. The spread of a part is the spread of the differences over turns.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}
     for name, kind in zip(names, KINDS, strict=True):
         now = np.asarray(seconds[kind])
-        # No kind is faster than what it holds; where it seems so, the part is too small to see.
+        # A kind cannot be faster than the kind that it extends, so a negative difference is noise.
         median = max(floor, float(np.median(now)))
         low, mid, high = np.quantile(now - before, (0.05, 0.5, 0.95))
         part = median - floor
@@ -33,4 +34,4 @@ def cost(
             count=len(now),
         )
         before, floor = now, median
-    return StepCost(rows=rows, threads=threads, together=together, **found)
+    return StepCost(rows=rows, threads=threads, together=ranks_at_once, **found)

@@ -1,4 +1,4 @@
-"""Training steps of one rank, taken apart, while others compute beside it."""
+"""Measurements of the parts of a training step while other ranks compute concurrently."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from labkit.worker.session import TrainingSession
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed
 
-WARM = 5  # whole steps, of which the first one is traced
-TURN = 0.2  # s
-LENGTHS = (10, 5, 2, 1)  # steps of a turn of one kind: the most that fit into its seconds
-LEAST, MOST = 3, 50  # turns
-BATCHES, AHEAD = 20, 2  # read to see what that takes, behind those that lay ready
+WARM = 5  # number of whole warm-up steps; the first step is traced
+TURN = 0.2  # maximum seconds of a turn
+LENGTHS = (10, 5, 2, 1)  # allowed numbers of steps per turn; the largest that fits is used
+LEAST, MOST = 3, 50  # minimum and maximum number of turns
+BATCHES, AHEAD = 20, 2  # numbers of batches that are read, and of first batches not counted
 
 
-class Found(NamedTuple):
-    """What a rank has seen of a model at one number of rows.
+class StepTimes(NamedTuple):
+    """The measurement of a model at one batch size.
 
     Attributes:
-        steps: by the ranks that computed at once: seconds of the slowest, by kind, a median a turn.
-        read: s to read a batch, while nothing else is done.
-        session: that has trained, for what else its model tells.
+        steps: Median seconds of a step in each turn on the slowest rank, by number of concurrent
+            ranks and by kind of step.
+        read: Seconds to read a batch without concurrent work.
+        session: The training session, for further measurements of its model.
     """
 
     steps: dict[int, dict[str, list[float]]]
@@ -47,18 +48,19 @@ def measured(
     rows: int,
     seconds: float,
     exchanges: bool = False,
-) -> Found:
-    """Train as `AllReduce` does, each rank alone, with 1, 2, … ranks at once, in turns.
+) -> StepTimes:
+    """Time the steps of independent ranks, with 1, 2, … concurrent ranks in turns.
 
-    Between the steps of `fit` the same model's pass forward, its gradients and its updates are
-    taken by themselves. Each step begins on all ranks that compute at once; the others wait.
+    Each rank trains alone, as `AllReduce` with one worker does. Between steps of `fit`, the forward
+    pass, the gradients and the updates of the same model are timed separately. Each step starts
+    after a barrier of the concurrent ranks, while all other ranks wait.
 
     Args:
-        communicator: all ranks that may compute at once.
-        experiment: of one worker.
-        rows: of the batch of a rank.
-        seconds: after which no further turns begin.
-        exchanges: let all ranks train together instead, only by `fit`.
+        communicator: Communicator of all ranks that may compute concurrently.
+        experiment: Experiment with one worker.
+        rows: Number of rows in the batch of one rank.
+        seconds: Seconds after which no further turn begins.
+        exchanges: Whether all ranks train jointly; only steps of `fit` are timed then.
     """
     size = communicator.size
     parts = [communicator.split(int(communicator.rank >= n)) for n in range(1, size + 1)]
@@ -69,10 +71,11 @@ def measured(
         source = read(experiment, own)
         fields: dict[str, Any] = {"workers": own.size, "batch_size": own.size * rows}
         if not callable(source.train):
-            # Whole batches only, as many as turns may take; they end the training.
+            # The epochs consist of whole batches and suffice for all turns; `Turns` ends the
+            # training.
             steps = max(1, source.rows(own) // fields["batch_size"])
             most = WARM + MOST * len(circles) * LENGTHS[0] + 2
-            fields |= {"steps": steps, "epochs": -(-most // steps)}
+            fields |= {"steps_per_epoch": steps, "epochs": -(-most // steps)}
         session = TrainingSession(experiment.replace(**fields), own, source)
         session.feed.validation = None
         read_s = _read_seconds(session.feed)
@@ -81,31 +84,37 @@ def measured(
         turns = Turns(communicator, circles, session, kinds, seconds, read_s)
         session.callbacks = [turns, recorder]
         session.experiment.strategy.train(session)
-        return Found(turns.steps, read_s, session)
+        return StepTimes(turns.steps, read_s, session)
     finally:
         for part in [*parts, alone]:
             part.close()
 
 
 class Supply:
-    """Lets batches lie ready: what a step waits for them depends on what else the step does.
+    """A pause before each step that lets the input pipeline prefetch batches.
+
+    The time that a step waits for its input is thus excluded, because this time depends on the rest
+    of the step.
 
     Args:
-        clock: by which it waits.
-        read_s: s to read a batch.
+        clock: Clock of the pause.
+        read_s: Seconds to read one batch.
     """
 
     def __init__(self, clock: Clock, read_s: float) -> None:
         self._clock, self._read_s, self._since = clock, read_s, clock.now()
 
     def wait(self) -> None:
-        """Before a batch is taken: twice as long as reading it, so that those ahead become more."""
+        """Wait until the time to read two batches has passed since the last call."""
         self._clock.sleep(max(0.0, self._since + 2 * self._read_s - self._clock.now()))
         self._since = self._clock.now()
 
 
 class Turns(keras.callbacks.Callback):
-    """Lets kinds of steps take turns, between those of `fit` that the recorder behind it times."""
+    """A Keras callback that interleaves other kinds of steps with the steps of `fit`.
+
+    The session's recorder, the next callback in the list, times the steps of `fit`.
+    """
 
     def __init__(
         self,
@@ -127,14 +136,17 @@ class Turns(keras.callbacks.Callback):
         }
 
     def set_model(self, model: keras.Model) -> None:
-        """Trace the parts before anything else is put around the model."""
+        """Trace the other kinds of steps before further callbacks wrap the model."""
         super().set_model(model)
-        batch, asked = next(iter(self._session.feed.train)), self._session.experiment
-        wanted, given = asked.batch_size // asked.workers, len(keras.tree.flatten(batch)[0])
-        if given != wanted:
+        batch, experiment = next(iter(self._session.feed.train)), self._session.experiment
+        expected, rows = (
+            experiment.batch_size // experiment.workers,
+            len(keras.tree.flatten(batch)[0]),
+        )
+        if rows != expected:
             raise InvalidInput(
-                f"a batch of {wanted} rows was asked for, and the data give {given}; calibrate "
-                "smaller batches, or more rows"
+                f"a batch has {rows} rows instead of {expected}; calibrate smaller batches, or use "
+                "more rows"
             )
         self._parts = (
             {} if len(self._kinds) == 1 else parts(model, self._session.optimizer(), batch)
@@ -143,12 +155,12 @@ class Turns(keras.callbacks.Callback):
             part()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Do what comes before the next step of `fit`; end the training behind the last one."""
+        """Run other kinds of steps before the next step of `fit`; end training after all turns."""
         if next(self._script, "the end") == "the end":
             self.model.stop_training = True
 
     def _plan(self) -> Iterator[None]:
-        """Everything in order; yields where a step of `fit` is to be taken."""
+        """Run all turns in order, and yield whenever `fit` must run a step."""
         for _ in range(WARM):
             yield
         slowest = self._communicator.allgather(self._recorder.rows[-1]["seconds"])
@@ -162,20 +174,20 @@ class Turns(keras.callbacks.Callback):
                     for kind in self._kinds[:: -1 if number % 2 else 1]:
                         for _ in range(length):
                             own[kind].append((yield from self._step(kind, circle)))
-                told = self._communicator.allgather(own)[:count]
+                rank_times = self._communicator.allgather(own)[:count]
                 for kind in self._kinds:
-                    # A step lasts as long as on its slowest rank.
-                    most = np.max([each[kind] for each in told], axis=0)
+                    # The slowest rank determines the time of a step.
+                    most = np.max([each[kind] for each in rank_times], axis=0)
                     self.steps[count][kind].append(float(np.median(most)))
             taken = self._communicator.allgather(self._communicator.clock.now() - begin)
             if number + 1 >= LEAST and max(taken) > self._seconds:
                 return
 
     def _step(self, kind: str, circle: Communicator) -> Generator[None, None, float]:
-        """Seconds of a step of one kind, that of `fit` on a batch that lies ready."""
+        """Return the seconds of one step of a kind; a step of `fit` finds a prefetched batch."""
         if kind == "fit":
             self._supply.wait()
-        circle.meet("the next step of a calibration")
+        circle.barrier("the next step of a calibration")
         if kind == "fit":
             yield
             return self._recorder.rows[-1]["seconds"]
@@ -191,7 +203,7 @@ class Turns(keras.callbacks.Callback):
 def parts(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: Any
 ) -> dict[str, Callable[[], object]]:
-    """The kinds of steps beside `fit`, each compiled by itself, on one batch."""
+    """Return functions for all kinds of steps but `fit`, each compiled separately, on one batch."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     variables = model.trainable_variables
     optimizer.build(variables)
@@ -219,7 +231,7 @@ def parts(
 
 
 def _read_seconds(feed: Feed) -> float:
-    """Seconds of reading a batch, in the mean of some: that many a second is what steps get."""
+    """Return the mean seconds to read one batch, which is the inverse of the input throughput."""
     from labkit.communicator.clock import WALL
 
     found = []

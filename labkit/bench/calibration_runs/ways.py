@@ -1,4 +1,4 @@
-"""Whole steps of ways to train, on emulated networks: real runs, each begun anew, in turns."""
+"""Measurements of whole steps of strategies on emulated networks, in repeated training runs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from labkit.experiment import Experiment
 from labkit.forecast import Calibration, WayCost, model_of
 from labkit.network import Network
 from labkit.records.measure import WARM_UP
-from labkit.records.pace import in_order
+from labkit.records.pace import with_end_times
 from labkit.records.run import Run
 from labkit.strategies import AllReduce
 
-STEPS = (WARM_UP + 24, 200)  # least and most of a run
-STRETCH = 4  # steps that are timed together; of those that meet in periods, one of these
+STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
+STRETCH = 4  # number of steps timed as one block; strategies with a period use the period
 
 
-def asked(
+def experiments_to_run(
     experiments: Sequence[Experiment],
     batches: Sequence[int],
     networks: Sequence[Network],
     workers: int,
     trained: Callable[[Experiment], dict[str, Any]],
 ) -> list[Experiment]:
-    """What is trained: each way on each network, and each model by one rank, by batches.
+    """Return the experiments to run: each strategy on each network, and each model on one rank.
 
     Args:
-        experiments: whose strategies count, of those that want no more ranks than there are.
-        batches: rows of one rank alone.
-        networks: that are emulated.
-        workers: ranks that there are.
-        trained: fields of an experiment that say what is trained.
+        experiments: Experiments with the strategies; experiments with more than `workers` ranks are
+            omitted.
+        batches: Batch sizes of the runs on one rank.
+        networks: Networks to emulate.
+        workers: Number of available ranks.
+        trained: Function that returns the fields of an experiment that define model and optimizer.
     """
     alone = [
         Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))
@@ -64,29 +65,29 @@ def measured(
     parts: Calibration,
     runs: int,
     seconds: float,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> list[WayCost]:
-    """The typical steps of so many runs of each; every round goes through all, there and back.
+    """Run each experiment several times, interleaved, and return the step time of each run.
 
     Args:
-        cluster: of ranks enough.
-        ways: see `asked`.
-        parts: what was measured of them; a way of which they say no forecast is left out, as is
-            one whose run fails.
-        runs: of each.
-        seconds: that a run is to train, by that forecast.
-        told: is told what is measured next, and what is left out.
+        cluster: Cluster with enough ranks for all experiments.
+        ways: Experiments from `experiments_to_run`.
+        parts: Calibration from which each run's duration is forecast. Experiments without a
+            forecast are omitted, and so are experiments whose run fails.
+        runs: Number of runs of each experiment.
+        seconds: Training time of a run in seconds, by which the number of its steps is chosen.
+        progress: Callback that receives progress lines, including the reasons of omissions.
     """
-    longer = [each for way in ways for each in _longer(way, parts, seconds, told)]
+    longer = [each for way in ways for each in _longer(way, parts, seconds, progress)]
     found: dict[int, list[float]] = {number: [] for number in range(len(longer))}
     with temporary_runs():
         for turn in range(runs):
-            told(f"whole steps of {len(longer)} ways, run {turn + 1} of {runs}")
+            progress(f"whole steps of {len(longer)} experiments, run {turn + 1} of {runs}")
             for number in list(found)[:: -1 if turn % 2 else 1]:
                 try:
                     seconds = step_seconds(cluster.run(longer[number], show=False))
                 except (InvalidInput, RankError) as error:
-                    told(f"left out: {longer[number].label}: {error}")
+                    progress(f"left out: {longer[number].label}: {error}")
                     del found[number]
                 else:
                     found[number].append(seconds)
@@ -106,38 +107,43 @@ def measured(
 
 
 def step_seconds(run: Run) -> float:
-    """What a global batch took in a run: the median over stretches of steps.
+    """Return the median seconds per step (global batch) of a run, over blocks of steps.
 
-    Raises: InvalidInput, where it has not two of them.
+    Raises:
+        InvalidInput: The run has fewer than two blocks of steps.
     """
-    stretch = _stretch(run.experiment["strategy"], run.experiment.get("steps"))
-    ended = in_order(run.history).groupby("step")["ended"].max().to_numpy(float)[WARM_UP::stretch]
+    stretch = _stretch(run.experiment["strategy"], run.experiment.get("steps_per_epoch"))
+    ended = (
+        with_end_times(run.history).groupby("step")["ended"].max().to_numpy(float)[WARM_UP::stretch]
+    )
     if len(ended) < 2:
-        raise InvalidInput(f"{run.name} has no two stretches of {stretch} steps: train for more")
+        raise InvalidInput(
+            f"{run.name} has fewer than two stretches of {stretch} steps; train for more steps"
+        )
     return float(np.median(np.diff(ended))) / stretch
 
 
 def long_enough(experiment: Experiment, steps: int) -> Experiment:
-    """The same for about so many steps, in epochs of whole batches."""
+    """Return the experiment with at least `steps` steps, in epochs of whole batches."""
     rows = experiment.rows or steps * experiment.batch_size
     an_epoch = min(steps, max(1, rows // experiment.batch_size))
-    return experiment.replace(steps=an_epoch, epochs=-(-steps // an_epoch))
+    return experiment.replace(steps_per_epoch=an_epoch, epochs=-(-steps // an_epoch))
 
 
 def _longer(
-    way: Experiment, parts: Calibration, seconds: float, told: Callable[[str], None]
+    way: Experiment, parts: Calibration, seconds: float, progress: Callable[[str], None]
 ) -> Iterator[Experiment]:
     try:
-        step = way.forecast(calibration=parts).taken.seconds
+        step = way.forecast(calibration=parts).step.seconds
     except InvalidInput as error:
-        told(f"left out: {way.label}: {error}")
+        progress(f"left out: {way.label}: {error}")
         return
     least = WARM_UP + 3 * _stretch(way.strategy.to_json(), way.epoch_steps) + 1
     yield long_enough(way, max(least, int(np.clip(seconds / step, *STEPS))))
 
 
 def _stretch(strategy: Any, epoch: int | None) -> int:
-    """Steps that are timed together: as many as there are from one meeting to the next."""
+    """Return the number of steps that are timed as one block: the averaging period, if any."""
     period = strategy.get("period") if isinstance(strategy, dict) else None
     steps: int = epoch or 1 if period == "epoch" else period or 1
     return steps if steps > 1 else STRETCH

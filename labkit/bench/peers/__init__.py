@@ -1,1 +1,1 @@
-"""Other frameworks on the same steps: what is installed of them, on this machine, over loopback."""
+"""Benchmarks of other installed frameworks ("peers") with the same training steps."""

@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel over gloo."""
+"""The benchmark of PyTorch's DistributedDataParallel over gloo."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.peers.meeting import LIMIT, Agreed, Meeting, Task, measure, same
-from labkit.bench.steps import MOMENTUM, RATE, Case
+from labkit.bench.steps import MOMENTUM, RATE, ModelCase
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Meet."""
+    """Start PyTorch with a process group, and return the object that measures its steps."""
     return Peer(meeting, start(meeting, task))
 
 
 def start(meeting: Meeting, task: Task) -> Any:
-    """PyTorch, with a process group; processes find each other through a file, and talk on
-    loopback."""
+    """Return the module torch after the start of a gloo process group over loopback."""
     environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    torch = import_module("torch")  # by name: it is no dependency of labkit's
+    torch = import_module("torch")  # an optional package
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
@@ -38,14 +37,14 @@ def start(meeting: Meeting, task: Task) -> Any:
 
 
 class Peer:
-    """The steps of one process."""
+    """Measures the training steps of one process of DistributedDataParallel."""
 
     def __init__(self, meeting: Meeting, torch: Any) -> None:
         self._meeting, self.torch = meeting, torch
         self.version = f"PyTorch {torch.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> Agreed:
-        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+    def measure(self, case: ModelCase, repeats: int) -> Agreed:
+        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
         torch, distributed = self.torch, self.torch.distributed
         alone, together = self._model(case), self.spread(self._model(case))
         buffer = torch.zeros(case.parameters)
@@ -57,25 +56,26 @@ class Peer:
         found = measure(self._meeting, steps, repeats)
         ones = torch.full((8,), float(self._meeting.rank + 1))
         distributed.all_reduce(ones)
-        # Once more from known values: buffers of steps hold no sum that could be checked.
+        # An allreduce of known values is verified, because the sum of a step's gradients is
+        # unknown.
         right = np.allclose(ones.numpy(), self._meeting.size * (self._meeting.size + 1) / 2)
-        weights = [self.whole(each) for each in together.parameters()]
+        weights = [self.full_value(each) for each in together.parameters()]
         checksum = float(sum(each.double().abs().sum() for each in weights))
         return Agreed(**found, same_weights=same(self._meeting, checksum) and bool(right))
 
     def spread(self, model: Any) -> Any:
-        """The model as all processes train it together."""
+        """Return the model wrapped for data parallel training."""
         return self.torch.nn.parallel.DistributedDataParallel(model)
 
-    def whole(self, parameter: Any) -> Any:
-        """All of a parameter's values."""
+    def full_value(self, parameter: Any) -> Any:
+        """Return all values of a parameter, which each process holds completely."""
         return parameter.detach()
 
     def leave(self) -> None:
-        """End the process group."""
+        """End PyTorch's process group."""
         self.torch.distributed.destroy_process_group()
 
-    def _step(self, case: Case, model: Any) -> Callable[[], float]:
+    def _step(self, case: ModelCase, model: Any) -> Callable[[], float]:
         torch = self.torch
         x, y = (torch.from_numpy(array) for array in case.data(self._meeting.rank))
         optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
@@ -90,20 +90,20 @@ class Peer:
 
         return step
 
-    def _model(self, case: Case) -> Any:
-        """The case's model with its weights; PyTorch has them (out, in) and (out, in, y, x)."""
+    def _model(self, case: ModelCase) -> Any:
+        """Return the case's model with weights in PyTorch's order: (out, in) or (out, in, y, x)."""
         torch = self.torch
         layers = self._perceptron(case) if case.widths else self._convolutions()
         model = torch.nn.Sequential(*layers)
         with torch.no_grad():
             for parameter, array in zip(model.parameters(), case.arrays(), strict=True):
-                # By the number of dimensions: a convolution has four, a dense layer two, a bias
-                # one.
+                # Weights of convolutions have four dimensions, those of dense layers two, and
+                # biases one.
                 order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim]
                 parameter.copy_(torch.from_numpy(array.transpose(order)))
         return model
 
-    def _perceptron(self, case: Case) -> list[Any]:
+    def _perceptron(self, case: ModelCase) -> list[Any]:
         nn = self.torch.nn
         layers: list[Any] = []
         for inputs, outputs in pairwise((784, *case.widths)):

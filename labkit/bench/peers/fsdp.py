@@ -1,4 +1,4 @@
-"""PyTorch's fully_shard over gloo, layer by layer."""
+"""The benchmark of PyTorch's fully_shard (FSDP2) over gloo, applied to each layer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from labkit.bench.peers.meeting import Meeting, Task
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Meet."""
+    """Start PyTorch with a process group, and return the object that measures its steps."""
     return Peer(meeting, ddp.start(meeting, task))
 
 
 class Peer(ddp.Peer):
-    """The steps of one process, which holds a part of each parameter."""
+    """Measures the training steps of one process, which holds a shard of each parameter."""
 
     def spread(self, model: Any) -> Any:
-        """See `labkit.frameworks.fsdp`."""
+        """Shard each layer with parameters, then the model, as `labkit.frameworks.fsdp` does."""
         fully_shard = import_module("torch.distributed.fsdp").fully_shard
         for layer in model:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer)
         return fully_shard(model)
 
-    def whole(self, parameter: Any) -> Any:
-        """Gathered from all processes."""
+    def full_value(self, parameter: Any) -> Any:
+        """Return all values of a parameter, gathered from all processes."""
         return parameter.detach().full_tensor()

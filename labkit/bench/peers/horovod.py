@@ -1,4 +1,4 @@
-"""Horovod's TensorFlow binding: `DistributedGradientTape` in a custom loop, started by mpirun."""
+"""The benchmark of Horovod's `DistributedGradientTape` in a custom loop, started by mpirun."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from importlib import import_module
 import numpy as np
 
 from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
-from labkit.bench.steps import Case, Model
+from labkit.bench.steps import BenchModel, ModelCase
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Start Horovod."""
+    """Initialize Horovod, and return the object that measures its steps."""
     return Peer(meeting)
 
 
 class Peer:
-    """The steps of one process."""
+    """Measures the training steps of one Horovod process."""
 
     def __init__(self, meeting: Meeting) -> None:
         import tensorflow as tf
 
-        # By name: it is no dependency of labkit's, so nothing knows its types.
+        # Horovod is an optional package without types, so it is imported by name.
         horovod, hvd = import_module("horovod"), import_module("horovod.tensorflow")
         hvd.init()
         if (hvd.rank(), hvd.size()) != (meeting.rank, meeting.size):
             raise RuntimeError(
-                f"Horovod says rank {hvd.rank()} of {hvd.size()}, mpirun says {meeting.rank} of "
-                f"{meeting.size}: it was built for another MPI than the mpirun found first on PATH"
+                f"Horovod reports rank {hvd.rank()} of {hvd.size()}, but mpirun {meeting.rank} of "
+                f"{meeting.size}; Horovod was built for another MPI than the first mpirun on PATH"
             )
         self._hvd, self._meeting = hvd, meeting
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> Agreed:
-        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+    def measure(self, case: ModelCase, repeats: int) -> Agreed:
+        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
         import tensorflow as tf
 
         hvd, rank = self._hvd, self._meeting.rank
-        alone, together = Model(case, rank), Model(case, rank)
+        alone, together = BenchModel(case, rank), BenchModel(case, rank)
         buffer = tf.zeros([case.parameters])
 
         def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-            # What DistributedGradientTape does with them.
+            # This code averages gradients as DistributedGradientTape does.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
                 for number, gradient in enumerate(gradients)
@@ -64,5 +64,5 @@ class Peer:
         return Agreed(**found, same_weights=agree and bool(right))
 
     def leave(self) -> None:
-        """End Horovod, and MPI with it."""
+        """Shut down Horovod and MPI."""
         self._hvd.shutdown()

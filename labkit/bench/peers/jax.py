@@ -1,6 +1,7 @@
-"""JAX over gloo, a process a device, laid out as `keras.distribution.DataParallel` does it.
+"""The benchmark of JAX over gloo, with the layout of `keras.distribution.DataParallel`.
 
-Weights lie on all devices, rows of a batch are divided, and XLA adds gradients up.
+Each process has one device. Weights are replicated, the rows of a batch are sharded, and XLA
+inserts the allreduce of gradients.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
-from labkit.bench.steps import MOMENTUM, RATE, Case
+from labkit.bench.steps import MOMENTUM, RATE, ModelCase
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Start JAX with one thread; processes meet at the first one's port."""
+    """Start JAX with one thread per process; the first process is JAX's coordinator."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
-    jax = import_module("jax")  # by name: it is no dependency of labkit's
+    jax = import_module("jax")  # an optional package
     address = f"127.0.0.1:{task['ports'][0]}"
     jax.distributed.initialize(address, meeting.size, meeting.rank)
     return Peer(meeting, jax)
 
 
 class Peer:
-    """The steps of one process."""
+    """Measures the training steps of one JAX process."""
 
     def __init__(self, meeting: Meeting, jax: Any) -> None:
         self._meeting, self._jax = meeting, jax
@@ -36,8 +37,8 @@ class Peer:
         self._everywhere, self._divided = layout(mesh, spec()), layout(mesh, spec("batch"))
         self._here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-    def measure(self, case: Case, repeats: int) -> Agreed:
-        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+    def measure(self, case: ModelCase, repeats: int) -> Agreed:
+        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
         jax, meeting = self._jax, self._meeting
         alone = Steps(jax, case, meeting.rank, self._here, self._here)
         together = Steps(jax, case, meeting.rank, self._everywhere, self._divided)
@@ -55,26 +56,26 @@ class Peer:
         return Agreed(**found, same_weights=agree and bool(right))
 
     def leave(self) -> None:
-        """End what joined the processes."""
+        """Shut down JAX's distributed runtime."""
         self._jax.distributed.shutdown()
 
     def _row(self, values: np.ndarray) -> Any:
-        """This process's row of a matrix that has one for each."""
+        """Return a distributed matrix with one row per process; `values` is this process's row."""
         return self._jax.make_array_from_process_local_data(self._divided, values[np.newaxis])
 
 
 class Steps:
-    """A model, its momenta, and its batch.
+    """A model with its momentum values and a batch of data.
 
     Args:
-        jax: the module.
-        case: what to build.
-        rank: whose data.
-        weights: where weights lie.
-        rows: where rows of the batch lie.
+        jax: The module `jax`.
+        case: Model and batch size.
+        rank: Rank that determines the batch.
+        weights: Sharding of the weights.
+        rows: Sharding of the rows of the batch.
     """
 
-    def __init__(self, jax: Any, case: Case, rank: int, weights: Any, rows: Any) -> None:
+    def __init__(self, jax: Any, case: ModelCase, rank: int, weights: Any, rows: Any) -> None:
         self._jax, self._case = jax, case
         placed = jax.make_array_from_process_local_data
         self._state = [
@@ -88,12 +89,12 @@ class Steps:
         )
 
     def step(self) -> float:
-        """One step; its loss, when weights are there, too."""
+        """Run one training step, wait for the new weights, and return the loss."""
         self._state, loss = self._jax.block_until_ready(self._compiled(self._state, *self._batch))
         return float(loss)
 
     def checksum(self) -> float:
-        """Equal where all weights are."""
+        """Return a checksum of all weights; equal weights have equal checksums."""
         return float(sum(np.abs(np.asarray(w).astype(np.float64)).sum() for w in self._state[0]))
 
     def _train(self, state: Any, x: Any, y: Any) -> Any:

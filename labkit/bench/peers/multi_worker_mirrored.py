@@ -1,4 +1,4 @@
-"""TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, a custom loop."""
+"""The benchmark of TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, custom loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
-from labkit.bench.steps import Case, Model
+from labkit.bench.steps import BenchModel, ModelCase
 
 
 def join(meeting: Meeting, task: Task) -> Peer:
-    """Start the strategy; before TensorFlow is imported, it wants to know who takes part."""
+    """Set TF_CONFIG before TensorFlow's import, and return the object that measures the steps."""
     workers = [f"127.0.0.1:{port}" for port in task["ports"]]
     cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": meeting.rank}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
@@ -22,7 +22,7 @@ def join(meeting: Meeting, task: Task) -> Peer:
 
 
 class Peer:
-    """The steps of one process."""
+    """Measures the training steps of one process of MultiWorkerMirroredStrategy."""
 
     def __init__(self, meeting: Meeting) -> None:
         import tensorflow as tf
@@ -37,12 +37,12 @@ class Peer:
         self._meeting = meeting
         self.version = f"TensorFlow {tf.__version__}"
 
-    def measure(self, case: Case, repeats: int) -> Agreed:
-        """Seconds of local steps, exchanged steps and the bare sum; whether weights agree."""
+    def measure(self, case: ModelCase, repeats: int) -> Agreed:
+        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
         import tensorflow as tf
 
         rank = self._meeting.rank
-        alone, together = Model(case, rank), Model(case, rank)
+        alone, together = BenchModel(case, rank), BenchModel(case, rank)
         buffer = tf.zeros([case.parameters])
         mean, total = tf.distribute.ReduceOp.MEAN, tf.distribute.ReduceOp.SUM
 
@@ -68,14 +68,16 @@ class Peer:
         return Agreed(**found, same_weights=agree and bool(right))
 
     def leave(self) -> None:
-        """End the process at once: the strategy's threads can hang a normal exit."""
+        """Exit the process immediately, because the strategy's threads can block a normal exit."""
         sys.stdout.flush()
         os._exit(0)
 
     def _reduce(self, operation: Any, values: Any) -> Any:
         import tensorflow as tf
 
-        with tf.device("/cpu:0"):  # an argument of a tf.function has no device, and one is needed
+        with tf.device(
+            "/cpu:0"
+        ):  # all_reduce needs tensors with a device; tf.function arguments have none
             values = tf.nest.map_structure(tf.identity, values)
         context = tf.distribute.get_replica_context()
         return context.all_reduce(operation, values, options=self._options)

@@ -1,4 +1,4 @@
-"""Starts a peer's processes on this machine, and ends them."""
+"""Start and end of another framework's processes on this machine."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.frameworks import foreign
 from labkit.frameworks.child import FOREIGN, computing, environment
-from labkit.frameworks.environments import Found
+from labkit.frameworks.environments import Installation
 from labkit.frameworks.private_network import private_network
 from labkit.frameworks.tf_config import free_ports
 
-START, CASE = 120.0, 300.0  # seconds: to be up, and for each case
+START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case
 RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 
-def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:
-    """Measure a peer on these cases, one thread a process.
+def run(peer: Installation, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:
+    """Measure another framework on some cases, with one thread per process.
 
     Returns:
-        A record a case: `case`, `version`, `seconds` (kind of step -> a median a repeat), `added`
-        (the same, to the local step), `same_weights`.
+        One record per case: `case`, `version`, `seconds` (median step time of each repeat, by kind
+        of step), `added` (the same for the time added to the local step), and `same_weights`.
 
     Raises:
-        LabkitError: a process failed or did not end; with the last line that it wrote.
+        LabkitError: A process failed or did not end; the message contains its last line of output.
     """
     with tempfile.TemporaryDirectory(prefix="labkit-peer-") as name:
         folder = Path(name)
@@ -67,14 +67,15 @@ def run(peer: Found, cases: Sequence[str], workers: int, repeats: int) -> list[R
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def _commands(peer: Found, task: Task) -> list[list[str]]:
-    """One command a process; Horovod's are started by the mpirun that it was built for."""
+def _commands(peer: Installation, task: Task) -> list[list[str]]:
+    """Return one command per process, or one mpirun command for Horovod."""
     if peer.name != "horovod":
         return [
             [peer.python, *RANK, json.dumps(task | {"rank": rank})] for rank in range(task["size"])
         ]
     rank = [peer.python, *RANK, json.dumps(task)]
-    # Its background thread polls MPI: let it yield, and bind each process to a core.
+    # Horovod's background thread polls MPI, so MPI must yield when idle, and each process is bound
+    # to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
     mca = ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^tcp")
@@ -82,30 +83,33 @@ def _commands(peer: Found, task: Task) -> list[list[str]]:
 
 
 def _mpirun(python: str) -> str:
-    """That beside the peer's Python; else the system's, not the one that labkit brings along."""
+    """Return the mpirun beside the framework's Python, else the system's, but never labkit's."""
     own = str(Path(sys.executable).parent)
     places = os.environ.get("PATH", "").split(os.pathsep)
     if python != sys.executable:
         places = [str(Path(python).parent), *(place for place in places if place != own)]
     found = shutil.which("mpirun", path=os.pathsep.join(places))
     if found is None:
-        raise LabkitError("Horovod wants the mpirun of the MPI it was built for; none is on PATH")
+        raise LabkitError(
+            "Horovod needs the mpirun of the MPI that it was built for; put it on PATH"
+        )
     return found
 
 
-def _environment(peer: Found) -> dict[str, str]:
-    # Under mpirun these would make a peer's ranks believe that they belong to a job of ours.
-    given = environment(peer.python)
-    kept = {k: v for k, v in given.items() if not k.startswith(FOREIGN)}
-    # One thread that computes and one that may wait for a message, as our ranks have them.
+def _environment(peer: Installation) -> dict[str, str]:
+    # Variables of MPI are left out, because they would make the framework's ranks join this
+    # process's MPI job.
+    variables = environment(peer.python)
+    inherited = {k: v for k, v in variables.items() if not k.startswith(FOREIGN)}
+    # As on labkit's ranks, one thread computes and one thread may wait for messages.
     return (
-        kept
+        inherited
         | computing(1)
         | {
-            "HOROVOD_FUSION_THRESHOLD": "0",  # without two copies; the fastest setting measured
+            "HOROVOD_FUSION_THRESHOLD": "0",  # saves two copies; the fastest measured setting
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            **launcher.huge_pages(),  # as our ranks have them
+            **launcher.huge_pages(),  # as on labkit's ranks
         }
     )
 
@@ -114,7 +118,7 @@ def _environment(peer: Found) -> dict[str, str]:
 def _process(
     command: list[str], variables: dict[str, str], files: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, which is ended with everything that it started."""
+    """Start a process in a new session; kill its process group at the end of the context."""
     with _file(files, "out") as out, _file(files, "err") as err:
         process = subprocess.Popen(
             command,
@@ -128,7 +132,7 @@ def _process(
         yield process
     finally:
         if process.poll() is None:
-            process.terminate()  # mpirun then ends its ranks
+            process.terminate()  # mpirun ends its ranks on SIGTERM
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         with suppress(ProcessLookupError):
@@ -143,19 +147,20 @@ def _file(files: Path, ending: str) -> IO[bytes]:
 def _finish(
     name: str, processes: Sequence[subprocess.Popen[bytes]], folder: Path, limit: float
 ) -> None:
-    """Wait until all have ended well; raise as soon as one has not."""
+    """Wait until all processes succeed; raise LabkitError as soon as a process fails."""
     end = time.monotonic() + limit
     while any(process.poll() is None for process in processes):
         failed = [number for number, process in enumerate(processes) if process.poll()]
-        # One that failed leaves the others waiting for it.
+        # The wait ends at the first failure, because the other processes would wait for the failed
+        # process.
         if failed or time.monotonic() > end:
             break
         time.sleep(0.1)
     for number, process in enumerate(processes):
         if process.poll():
-            said = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
-            words = [line for line in said if re.search("[a-z]", line)]  # mpirun draws rules
-            last = words[-1].strip() if words else f"exit code {process.returncode}"
+            lines = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
+            messages = [line for line in lines if re.search("[a-z]", line)]  # no lines of dashes
+            last = messages[-1].strip() if messages else f"exit code {process.returncode}"
             raise LabkitError(f"{name} ended early on rank {number}: {last}")
     if any(process.poll() is None for process in processes):
         raise LabkitError(f"{name} did not end within {limit:.0f} s")

@@ -1,1 +1,1 @@
-"""One exchange, five ways: what carries an array from one process to another, and what it costs."""
+"""A benchmark of transports that carry an array from one process to another."""

@@ -1,4 +1,4 @@
-"""`labkit bench transport`: its options, and its tables."""
+"""The command `labkit bench transport`: its options and tables."""
 
 from __future__ import annotations
 
@@ -14,22 +14,35 @@ from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, WITHIN
 from labkit.common.terminal import say
 from labkit.common.units import bytes_text
 
-FOUR = 2**22  # bytes
+FOUR = 2**22  # 4 MiB in bytes
 AGAINST = (GRPC, "two_sided")
 
 
 @click.command("transport")
-@click.option("--bytes", "sizes", default=None, callback=sizes, help="Sizes with commas.")
-@click.option("--repeats", default=5, show_default=True, help="Rounds over all ways and sizes.")
-@click.option("--transports", default=None, callback=names, help="With commas; default: all.")
+@click.option(
+    "--bytes", "sizes", default=None, callback=sizes, help="Array sizes, separated by commas."
+)
+@click.option(
+    "--repeats", default=5, show_default=True, help="Rounds over all transports and sizes."
+)
+@click.option(
+    "--transports",
+    default=None,
+    callback=names,
+    help="Transports, separated by commas.  [default: all]",
+)
 @click.option(
     "--namespaces/--no-namespaces",
     default=True,
     show_default=True,
-    help="Also over a real link between two of them (Linux, root, iproute2).",
+    help="Also measure a real link between two network namespaces (Linux, root, iproute2).",
 )
-@click.option("--rate", default="1Gb", show_default=True, help="Of that link, bits/s.")
-@click.option("--train", is_flag=True, help="Time training steps and the time to 90 %, too.")
+@click.option(
+    "--rate", default="1Gb", show_default=True, help="Rate of the link between namespaces, bits/s."
+)
+@click.option(
+    "--train", is_flag=True, help="Also time training steps, and the time to 90 % accuracy."
+)
 @AS_JSON
 def command(
     sizes: list[int],
@@ -40,22 +53,24 @@ def command(
     train: bool,
     file: Path | None,
 ) -> None:
-    """Time one exchange by gRPC, two-sided, one-sided static and one-sided dynamic messages."""
+    """Time the exchange of an array by gRPC, and by two-sided and one-sided messages."""
     wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
     for sentence in wanted.left_out:
         say(f"left out: {sentence}", err=True)
     sizes = sizes or list(measuring.SIZES)
     rows = measuring.measure(wanted, sizes, repeats)
-    columns = {"case": "way", "bytes": "bytes"} | TIMES | {"bandwidth": "B/s", "copies": "copies"}
-    columns |= {"processor_ns": "processor ns a byte", "tcp": "bytes by TCP, times"}
-    say(format_rows(rows, columns | {"correct": "bit by bit"}))
+    columns = (
+        {"case": "transport", "bytes": "bytes"} | TIMES | {"bandwidth": "B/s", "copies": "copies"}
+    )
+    columns |= {"processor_ns": "CPU ns per byte", "tcp": "TCP bytes / bytes"}
+    say(format_rows(rows, columns | {"correct": "bit-identical"}))
     for way in wanted.ways:
         say(f"{way.name}: {len(way.copies)} copies: {'; '.join(way.copies)}")
     for sentence in ratio_sentences(rows):
         say(sentence)
     trained = measuring.train(wanted, repeats=min(repeats, 3)) if train else []
     if trained:
-        columns = {"case": "way", "bytes": "bytes of weights"} | TIMES
+        columns = {"case": "transport", "bytes": "bytes of weights"} | TIMES
         say(
             format_rows(
                 trained, columns | {"seconds_to_target": "s to 90 %", "accuracy": "accuracy"}
@@ -68,7 +83,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """The median of a way and size, s; None where it was not timed."""
+    """Return the median seconds of a transport in a place at a size; None if it was not timed."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):
@@ -77,27 +92,28 @@ def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> flo
 
 
 def ratio(rows: Sequence[Row], other: str, at: str, place: str, nbytes: int = FOUR) -> float | None:
-    """How many times as long as one-sided static in a place another transport takes elsewhere.
+    """Return a transport's time divided by the time of one-sided messages (static placement).
 
     Args:
-        rows: of `measure`.
-        other: the other transport; at: its place.
-        place: of the one-sided one.
-        nbytes: of the array.
+        rows: Rows of `measure`.
+        other: Name of the other transport.
+        at: Place of the other transport.
+        place: Place of the one-sided messages.
+        nbytes: Size of the array in bytes.
     """
     slow, fast = seconds(rows, other, at, nbytes), seconds(rows, "one_sided", place, nbytes)
     return slow / fast if slow and fast else None
 
 
 def ratio_sentences(rows: Sequence[Row], nbytes: int = FOUR) -> Iterator[str]:
-    """Of one-sided static against gRPC and against two-sided: within a host, then over TCP."""
+    """Yield sentences that compare gRPC and two-sided messages with one-sided messages."""
     for place in PLACES:
-        said = []
+        ratios = []
         for other in AGAINST:
             at = LOOPBACK if place in WITHIN and other == GRPC else place
             found = ratio(rows, other, at, place, nbytes)
             if found is None:
                 continue
-            said.append(f"{other} by {at} takes {found:.2f} times as long")
-        if said:
-            yield f"{bytes_text(nbytes)}, against one_sided by {place}: {'; '.join(said)}"
+            ratios.append(f"{other} by {at} takes {found:.2f} times as long")
+        if ratios:
+            yield f"{bytes_text(nbytes)}, compared with one_sided by {place}: {'; '.join(ratios)}"

@@ -1,4 +1,4 @@
-"""The exchange of one array, by every way in turn: seconds, copies, processor time."""
+"""Measurements of the exchange of an array between two processes, over several transports."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.bench.linked_processes import Ranks
+from labkit.bench.linked_processes import LinkedProcesses
 from labkit.bench.timing import Row, head, spread
 from labkit.bench.transports.starting import hosts_wanted, ranks, tasks
-from labkit.bench.transports.trained import Training, grpc, train_here
+from labkit.bench.transports.trained import ServerTraining, grpc, train_here
 from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, Way, chosen
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.quantities import bits_of
-from labkit.frameworks.namespaces import rate_limited_link, require_means
+from labkit.frameworks.namespaces import rate_limited_link, require_tools
 from labkit.network import Network
 
-Question: TypeAlias = Mapping[str, object]  # which JSON can say
+Question: TypeAlias = Mapping[str, object]  # JSON-serializable
 Asking: TypeAlias = Callable[[Way, Question], Any]
 
 SIZES = (8, 512, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes
@@ -28,12 +28,13 @@ RATE = "1Gb"
 
 
 class Plan(NamedTuple):
-    """What is measured, and what is not, with the reason of each.
+    """The transports to measure, and where their two processes run.
 
     Attributes:
-        ways: in turn.
-        left_out: sentences.
-        rate: of the link between namespaces, bits/s.
+        ways: Transports with a place (such as shared memory, or TCP on loopback), in order of
+            measurement.
+        left_out: Sentences that say which transports are omitted and why.
+        rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
     """
 
     ways: list[Way]
@@ -47,22 +48,23 @@ def plan(
     namespaces: bool = True,
     rate: str = RATE,
 ) -> Plan:
-    """Which ways this machine can go.
+    """Return the plan with all chosen transports and places that this machine supports.
 
     Args:
-        transports, places: as of `ways.chosen`.
-        namespaces: whether the link between two of them is wanted; where it cannot be made, that is
-            said.
-        rate: of that link, such as "1Gb".
+        transports: Names of transports; default: all, see `ways.chosen`.
+        places: Names of places; default: all, see `ways.chosen`.
+        namespaces: Whether to measure a link between two network namespaces; if the link is
+            impossible, the plan contains the reason.
+        rate: Rate of the link between namespaces, such as "1Gb".
 
     Raises:
-        InvalidInput: names or a rate that cannot be; nothing is left.
+        InvalidInput: A name or the rate is invalid, or no transport remains.
     """
     bits_of(rate)
     ways, left_out = chosen(transports, places), []
-    reasons = {LOOPBACK: hosts_wanted, APART: _unlinked if namespaces else lambda: "not asked for"}
+    reasons = {LOOPBACK: hosts_wanted, APART: _unlinked if namespaces else lambda: "not requested"}
     for place, why_not in reasons.items():
-        # On loopback TensorFlow's tasks need no host of their own.
+        # On loopback, TensorFlow's tasks, unlike MPI ranks, need no separate hosts.
         lost = [
             way for way in ways if way.place == place and (place == APART or way.transport != GRPC)
         ]
@@ -70,40 +72,43 @@ def plan(
             ways = [way for way in ways if way not in lost]
             left_out.append(f"{', '.join(way.transport for way in lost)} by {place}: {reason}")
     if not ways:
-        raise InvalidInput(f"no way is left: {'; '.join(left_out)}; ask for others")
+        raise InvalidInput(f"no transport remains: {'; '.join(left_out)}; choose others")
     return Plan(ways, left_out, rate)
 
 
 def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> list[Row]:
-    """Time the exchange of arrays by every way in turn.
+    """Time the exchange of arrays between two processes, interleaved over transports.
 
-    An array of random bytes goes from one process to the other, which sends it back from where it
-    lies; a time is half of that, the median over as many exchanges as fit 0.3 s. TensorFlow's
-    tasks exchange it 32 times (2 times, where it has more than 1 MiB) in one traced call.
+    An array of random bytes goes from one process to the other, which sends the array back without
+    a copy. The time of an exchange is half of the round trip, as the median over the exchanges that
+    fit into 0.3 s. TensorFlow's tasks exchange an array 32 times in one traced call (2 times above
+    1 MiB).
 
     Args:
-        wanted: by `plan`.
-        sizes: bytes of the array.
-        repeats: rounds over all ways and sizes.
+        wanted: Plan from `plan`.
+        sizes: Array sizes in bytes.
+        repeats: Number of rounds over all transports and sizes.
 
     Returns:
-        A row a way and size: the spread over the repeats, `bandwidth` (bytes/s), `copies` and
-        why, `processor_ns` a byte of both processes (busy waiting included), `tcp`, the bytes that
-        left by TCP as a multiple of the array's, and `correct`: it came back bit by bit.
+        One row per transport, place and size: the spread of the time over repeats (ms), `bandwidth`
+        (bytes/s), the number of `copies` of the array and their descriptions, `processor_ns` (CPU
+        time of both processes in ns per byte, with busy waiting), `tcp` (bytes sent by TCP as a
+        multiple of the array's bytes), and `correct` (whether the array returned bit-identical).
 
     Raises:
-        InvalidInput: sizes or repeats that cannot be. LabkitError: a process ended early.
+        InvalidInput: Sizes or repeats are out of range.
+        LabkitError: A process ended early.
     """
     if min(sizes, default=0) < 1 or repeats < 1:
-        raise InvalidInput(f"bytes={list(sizes)}, repeats={repeats}: give 1 at least")
-    found: dict[tuple[int, Way], list[Mapping[str, Any]]] = {}
+        raise InvalidInput(f"bytes={list(sizes)}, repeats={repeats}: give 1 or more")
+    results: dict[tuple[int, Way], list[Mapping[str, Any]]] = {}
     with processes(wanted) as asking:
         for _ in range(repeats):
             for nbytes in sizes:
                 for way in wanted.ways:
                     answer = asking(way, {"transport": way.transport, "bytes": nbytes})
-                    found.setdefault((nbytes, way), []).append(answer)
-    return [_row(way, nbytes, answers, wanted) for (nbytes, way), answers in found.items()]
+                    results.setdefault((nbytes, way), []).append(answer)
+    return [_row(way, nbytes, answers, wanted) for (nbytes, way), answers in results.items()]
 
 
 def train(
@@ -114,20 +119,22 @@ def train(
     batch_size: int = 64,
     repeats: int = 3,
 ) -> list[Row]:
-    """Train the same by every way in turn: one worker, and one server that has the weights.
+    """Train with one worker and one parameter server, interleaved over transports.
 
     Args:
-        wanted: by `plan`.
-        target: accuracy of held-out rows whose time is told.
-        epochs, widths, batch_size: of the training, of an MLP on the digits.
-        repeats: rounds over all ways.
+        wanted: Plan from `plan`.
+        target: Validation accuracy that a run must reach; the time until then is measured.
+        epochs: Number of epochs.
+        widths: Widths of the hidden layers of an MLP, which is trained on the data set `digits`.
+        batch_size: Batch size.
+        repeats: Number of rounds over all transports.
 
     Returns:
-        A row a way: the spread of the step (medians of repeats), `bytes` of the weights, which
-        are fetched in each step as the gradient is pushed, `seconds_to_target` (the median; None
-        where a repeat did not reach it), and the `accuracy` that the worst repeat reached.
+        One row per transport and place: the spread over repeats of the median step time (ms),
+        `bytes` of the weights, which each step fetches, `seconds_to_target` (median over repeats;
+        None if a repeat missed the target), and `accuracy` (of the worst repeat).
     """
-    training = Training(epochs, widths, batch_size, target)
+    training = ServerTraining(epochs, widths, batch_size, target)
     found: dict[Way, list[Row]] = {way: [] for way in wanted.ways}
     ours = [way for way in wanted.ways if way.transport != GRPC]
     with ExitStack() as opened:
@@ -140,19 +147,19 @@ def train(
                     answers.append(asking(way, question))
                     continue
                 network = _real(wanted.rate) if way.place == APART else None
-                asked = training.by(grpc(), network)
-                answers += theirs.call(train_here, asked, target, ranks=1)
+                experiment = training.by(grpc(), network)
+                answers += theirs.call(train_here, experiment, target, ranks=1)
     return [_trained(way, answers, wanted, training.nbytes) for way, answers in found.items()]
 
 
 @contextmanager
 def processes(wanted: Plan) -> Iterator[Asking]:
-    """The processes of all ways; what asks those of a way a question, and has the answer."""
+    """Start the processes of all transports; yield a function that runs a task on two of them."""
     with ExitStack() as opened:
         link = None
         if any(way.place == APART for way in wanted.ways):
             link = opened.enter_context(rate_limited_link(bits_of(wanted.rate)))
-        each: dict[tuple[bool, str], Ranks] = {}
+        each: dict[tuple[bool, str], LinkedProcesses] = {}
         for way in wanted.ways:
             ends = link if way.place == APART else None
             if (key := _key(way)) not in each:
@@ -160,11 +167,12 @@ def processes(wanted: Plan) -> Iterator[Asking]:
                 each[key] = opened.enter_context(start)
 
         def ask(way: Way, question: Question) -> Any:
-            found = each[_key(way)]
-            # Of a task of TensorFlow's the other one counts the processor time.
-            other = {"other": int(found.ready[1])} if way.transport == GRPC else {}
-            found.ask({**question, **other})
-            return json.loads(found.answer())
+            processes = each[_key(way)]
+            # TensorFlow's task 0 reads the processor time of task 1, for which it needs task 1's
+            # pid.
+            other = {"other": int(processes.ready[1])} if way.transport == GRPC else {}
+            processes.ask({**question, **other})
+            return json.loads(processes.answer())
 
         yield ask
 
@@ -174,16 +182,16 @@ def _key(way: Way) -> tuple[bool, str]:
 
 
 def _unlinked() -> str:
-    """Why there can be no link between namespaces; empty where there can."""
+    """Return why a link between namespaces is impossible; "" if it is possible."""
     try:
-        require_means()
+        require_tools()
     except LabkitError as error:
         return str(error)
     return ""
 
 
 def _real(rate: str) -> Network:
-    """What names a real link of this rate to `TFDistribute`."""
+    """Return a Network that makes `TFDistribute` use a real link of this rate."""
     return Network(latency=0, bandwidth=bits_of(rate) / 8, name=rate)
 
 

@@ -1,7 +1,7 @@
-"""What the exchange would take where a network card reads and writes memory by itself: predicted.
+"""Predicted times of the exchange over RDMA.
 
-Nothing here is measured. This machine has no such card; the link is the preset of 100 Gb/s
-InfiniBand, on which the paper's measurements were made.
+The module measures nothing, so the machine needs no RDMA hardware. The link is the preset of 100
+Gb/s InfiniBand, the network on which the paper (see `predict`) measures.
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit.bench.timing import Row, head
-from labkit.network import Network, drained
+from labkit.network import Network, finish_times
 
 NETWORK = "100Gb-infiniband"
-TCP_LATENCY = 20e-6  # s; see the preset of 10GbE
-COPY = 10e9  # bytes/s at which a core copies memory; a round number
+TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
+COPY = 10e9  # bytes/s at which a core copies memory; a rounded value
 PLACE = "RDMA, predicted"
 
 
 class Protocol(NamedTuple):
-    """What goes over the wire before values have come, and what is copied at the ends.
+    """The messages and memory copies by which a protocol transfers an array.
 
     Attributes:
-        messages: one after the other, the last one with the values.
-        copies: of all values, by a processor.
-        said: the messages.
-        tcp: whether the kernel's TCP carries them.
+        messages: Number of sequential messages; the last message carries the values.
+        copies: Number of copies of all values by a processor.
+        description: Description of the messages.
+        tcp: Whether the kernel's TCP carries the messages.
     """
 
     messages: int
     copies: int
-    said: str
+    description: str
     tcp: bool = False
 
 
 PROTOCOLS = {
     "grpc": Protocol(1, 3, "values, in the kernel's TCP", tcp=True),
-    "two_sided": Protocol(3, 2, "request to send, its answer, values; in and out of a ring"),
-    "one_sided": Protocol(1, 0, "values with a flag behind them"),
+    "two_sided": Protocol(
+        3, 2, "request to send, its answer, values; copied into and out of a ring buffer"
+    ),
+    "one_sided": Protocol(1, 0, "values followed by a flag"),
     "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, values"),
 }
 
@@ -45,30 +47,29 @@ PROTOCOLS = {
 def predict(
     sizes: Sequence[int], network: str | Network = NETWORK, copy: float = COPY
 ) -> list[Row]:
-    r"""A row a transport and size, from the flow that the values are on the link:
+    r"""Return one row per transport and size, with the predicted time:
 
     \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
 
-    with m messages one after the other of latency λ, n bytes over a link of β bytes/s, and c
-    copies at γ bytes/s, none of which overlap. Busy kernels, small packets and the cost of
-    registering memory are not in it.
+    for m sequential messages of latency λ, n bytes over a link of β bytes/s, and c copies at
+    γ bytes/s, without overlap. The model omits kernel load, small packets and memory registration.
 
     Args:
-        sizes: bytes of the array.
-        network: the link; its latency and its bandwidth.
-        copy: bytes/s at which a core copies.
+        sizes: Array sizes in bytes.
+        network: The link; its latency and bandwidth are used.
+        copy: Rate at which a core copies, bytes/s.
 
     Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019, who report, of
     training and not of one exchange, up to 25 times the speed of TensorFlow's gRPC, and up to 169 %
     more than that of an RPC made for RDMA.
     """
     link = Network.parse(network)
-    assert link is not None  # for the type checker: a link was given
+    assert link is not None  # for the type checker: `network` is not None
     rows = []
     for transport, each in PROTOCOLS.items():
         latency = TCP_LATENCY if each.tcp else link.latency
         for nbytes in sizes:
-            flow = float(drained([[0]], [nbytes], [0.0], [link.bandwidth])[0])
+            flow = float(finish_times([[0]], [nbytes], [0.0], [link.bandwidth])[0])
             seconds = each.messages * latency + flow + each.copies * nbytes / copy
             row = head("transport", f"{transport}, {PLACE}", "exchange", 2, link.name, bytes=nbytes)
             milliseconds = dict.fromkeys(("median_ms", "min_ms", "p90_ms"), 1e3 * seconds)
@@ -76,6 +77,6 @@ def predict(
                 row
                 | {"clock": "simulation", "transport": transport, "place": PLACE, "repeats": 1}
                 | milliseconds
-                | {"bandwidth": nbytes / seconds, "copies": each.copies, "copied": each.said}
+                | {"bandwidth": nbytes / seconds, "copies": each.copies, "copied": each.description}
             )
     return rows

@@ -1,4 +1,4 @@
-"""`python -m labkit.bench.transports.rank`: two MPI ranks that exchange arrays as they are told."""
+"""`python -m labkit.bench.transports.rank`: two MPI ranks that exchange arrays on request."""
 
 from __future__ import annotations
 
@@ -10,50 +10,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.bench.transports.timed import WARM, Found, array, exchanges, sent_by_tcp, timed
-from labkit.communicator import Carrier, Communicator, carrier, world
+from labkit.bench.transports.timed import WARM, ExchangeCost, array, exchanges, sent_by_tcp, timed
+from labkit.communicator import AnyMailbox, Communicator, open_mailbox, world
 
-LIMIT = 3600.0  # s; the other ways have their turns meanwhile
+LIMIT = 3600.0  # timeout in seconds, long because other transports are measured meanwhile
 THERE, BACK = (0, 1), (1, 0)
 
 
-class Pair:
-    """The two ranks, and what carries letters between them.
+class TransportPair:
+    """Two ranks that exchange arrays through a mailbox.
 
     Args:
-        communicator: of both.
-        transport: a name of `labkit.communicator.TRANSPORTS`.
-        nbytes: of the arrays, which a static placement knows from the begin.
+        communicator: Communicator of the two ranks.
+        transport: Name of a transport in `labkit.communicator.TRANSPORTS`.
+        nbytes: Size of the arrays in bytes; one-sided messages with static placement need it in
+            advance.
     """
 
     def __init__(self, communicator: Communicator, transport: str, nbytes: int) -> None:
-        self._communicator, self._patience = communicator, communicator.patience
-        self._carrier: Carrier = carrier(transport, communicator, {THERE: nbytes, BACK: nbytes})
+        self._communicator, self._patience = communicator, communicator.wait_policy
+        self._carrier: AnyMailbox = open_mailbox(
+            transport, communicator, {THERE: nbytes, BACK: nbytes}
+        )
 
     def exchange(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """On rank 0: send, and wait for what comes back."""
+        """Send an array and return the reply (on rank 0)."""
         self._carrier.post(THERE, np.zeros(1), values)
         return self._letter()
 
     def answer(self) -> None:
-        """On rank 1: send back what comes, from where it lies."""
+        """Receive an array and send it back without a copy (on rank 1)."""
         self._carrier.post(BACK, np.zeros(1), self._letter())
 
     def rest(self) -> None:
-        """Until nothing is on its way any more."""
-        self._patience.begin()
+        """Wait until all messages that this rank has posted are delivered."""
+        self._patience.start_wait()
         polls = 0
         while not self._carrier.idle:
             self._patience.pause(polls)
             polls += 1
 
     def close(self) -> None:
-        """Both together."""
+        """Close the mailbox (collective)."""
         self._carrier.close()
 
     def _letter(self) -> NDArray[np.uint8]:
-        self._patience.enter("an array of a benchmark", collective=False)
-        self._patience.begin()
+        self._patience.name_call("an array of a benchmark", collective=False)
+        self._patience.start_wait()
         polls = 0
         while True:
             for letter in self._carrier.collect():
@@ -62,10 +65,10 @@ class Pair:
             polls += 1
 
 
-def case(communicator: Communicator, transport: str, nbytes: int) -> Found:
-    """Exchange an array there and back, as often as fits the budget (collective)."""
+def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCost:
+    """Time round trips of an array within the time budget (collective)."""
     values, right = array(nbytes, seed=nbytes), True
-    pair = Pair(communicator, transport, nbytes)
+    pair = TransportPair(communicator, transport, nbytes)
     seconds: list[float] = []
     if communicator.rank == 0:
         warm = timed(WARM, lambda: pair.exchange(values))
@@ -76,7 +79,7 @@ def case(communicator: Communicator, transport: str, nbytes: int) -> Found:
             pair.answer()
         calls = 0
     pair.rest()
-    calls = communicator.share(calls, what="the number of exchanges")
+    calls = communicator.broadcast_object(calls, label="the number of exchanges")
     processor, tcp = time.process_time(), sent_by_tcp()
     if communicator.rank == 0:
         seconds = timed(calls, lambda: pair.exchange(values))
@@ -88,34 +91,36 @@ def case(communicator: Communicator, transport: str, nbytes: int) -> Found:
     sent = (sent_by_tcp() - tcp) / calls
     pair.close()
     half = float(np.median(seconds)) / 2 if seconds else 0.0
-    return Found(seconds=half, processor=float(spent), tcp=sent, right=right)
+    return ExchangeCost(seconds=half, processor=float(spent), tcp=sent, right=right)
 
 
-def answered(communicator: Communicator, asked: dict[str, Any]) -> object:
-    """What rank 0 answers to a question (collective)."""
-    if "training" in asked:
-        from labkit.bench.transports.trained import Training, served, train_here
+def run_task(communicator: Communicator, task: dict[str, Any]) -> object:
+    """Run the requested measurement or training, and return rank 0's result (collective)."""
+    if "training" in task:
+        from labkit.bench.transports.trained import ServerTraining, served, train_here
 
-        training = Training(*asked["training"])
-        experiment = training.by(served(asked["transport"]))
+        training = ServerTraining(*task["training"])
+        experiment = training.by(served(task["transport"]))
         return train_here(communicator, experiment, training.target)
-    return case(communicator, asked["transport"], asked["bytes"])
+    return case(communicator, task["transport"], task["bytes"])
 
 
 def main() -> None:
-    """Answer rank 0's lines with lines, until there are no more."""
-    communicator = world(limit=LIMIT)
+    """Answer each line of rank 0's standard input with a line, until the input ends."""
+    communicator = world(timeout=LIMIT)
     first = communicator.rank == 0
     if first:
         print("ready", flush=True)
         sys.stdin.readline()
     while True:
-        line = communicator.share(sys.stdin.readline() if first else "", what="the next question")
+        line = communicator.broadcast_object(
+            sys.stdin.readline() if first else "", label="the next question"
+        )
         if not line:
             break
-        found = answered(communicator, json.loads(line))
+        result = run_task(communicator, json.loads(line))
         if first:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

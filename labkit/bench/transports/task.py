@@ -1,4 +1,4 @@
-"""`python -m labkit.bench.transports.task NUMBER ADDRESS…`: TensorFlow's tasks, joined by gRPC."""
+"""`python -m labkit.bench.transports.task NUMBER ADDRESS…`: a TensorFlow task with gRPC."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from labkit.bench.transports.timed import WARM, Found, array, exchanges, sent_by_tcp, timed
+from labkit.bench.transports.timed import WARM, ExchangeCost, array, exchanges, sent_by_tcp, timed
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-OFTEN, SELDOM = 32, 2  # exchanges a call, of small arrays and of large ones
-SMALL = 1 << 20  # bytes
+SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call: small, large arrays
+SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
-def in_a_call(nbytes: int) -> int:
-    """Exchanges a call: so many that the call itself hardly counts."""
-    return OFTEN if nbytes <= SMALL else SELDOM
+def round_trips_per_call(nbytes: int) -> int:
+    """Return the number of round trips per call, which makes the call's overhead negligible."""
+    return SMALL_COUNT if nbytes <= SMALL else LARGE_COUNT
 
 
 @cache
 def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """A graph that moves an array to the other task's processor and back, so often.
+    """Return a graph function that moves an array to the other task and back `count` times.
 
-    It gives the array, and a little of it, which can be looked at without a copy of all.
+    The function returns the array and its first element; the element can be fetched without a copy
+    of the array.
     """
     import tensorflow as tf
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow lacks types
     def moved(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         for _ in range(count):
             for task in (1, 0):
@@ -44,20 +45,20 @@ def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
         with tf.device("/job:worker/task:0/device:CPU:0"):
             return values, values[:1]
 
-    found: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = moved
-    return found
+    function: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]] = moved
+    return function
 
 
-def case(nbytes: int, other: int) -> Found:
-    """Exchange an array there and back, as often as fits the budget.
+def case(nbytes: int, other: int) -> ExchangeCost:
+    """Time round trips of an array between the tasks, within the time budget.
 
     Args:
-        nbytes: of the array.
-        other: number of the other task's process.
+        nbytes: Size of the array in bytes.
+        other: Process id of the other task.
     """
     import tensorflow as tf
 
-    count, sent = in_a_call(nbytes), array(nbytes, seed=nbytes)
+    count, sent = round_trips_per_call(nbytes), array(nbytes, seed=nbytes)
     with tf.device("/job:worker/task:0/device:CPU:0"):
         values = tf.constant(sent)
     call, process = traced(count), psutil.Process(other)
@@ -72,7 +73,7 @@ def case(nbytes: int, other: int) -> Found:
     processor, tcp = spent(), sent_by_tcp()
     seconds = timed(calls, lambda: call(values)[1].numpy())
     one_way = 2 * count * calls
-    return Found(
+    return ExchangeCost(
         seconds=float(np.median(seconds)) / (2 * count),
         processor=(spent() - processor) / one_way,
         tcp=(sent_by_tcp() - tcp) / (count * calls),
@@ -81,30 +82,31 @@ def case(nbytes: int, other: int) -> Found:
 
 
 def start(number: int, addresses: list[str]) -> object:
-    """This task's server; task 0 also runs what is asked for."""
+    """Start and return this task's server; task 0 instead connects to the tasks, returns None."""
     import tensorflow as tf
 
     spec = tf.train.ClusterSpec({"worker": addresses})
     if number:
         return tf.distribute.Server(spec, "worker", number, protocol="grpc")
-    # An identity on another device is what moves the array: no optimizer may take it out.
+    # Graph optimizers are disabled, because they could remove the identity operations that move the
+    # array.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.experimental_connect_to_cluster(spec, "worker", number, protocol="grpc")
     return None
 
 
 def main() -> None:
-    """Answer lines with lines; task 1 only says its number."""
+    """Answer each line of stdin with a line; task 1 reports its process id and answers null."""
     number, addresses = int(sys.argv[1]), sys.argv[2:]
     server = start(number, addresses) if number else None
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     if number == 0:
-        server = start(number, addresses)  # only now: the other one listens
+        server = start(number, addresses)  # the other task is listening by now
     for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        found = None if number else case(asked["bytes"], asked["other"])
-        print(json.dumps(found), flush=True)
+        task: dict[str, Any] = json.loads(line)
+        result = None if number else case(task["bytes"], task["other"])
+        print(json.dumps(result), flush=True)
     del server
 
 

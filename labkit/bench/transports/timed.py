@@ -1,4 +1,4 @@
-"""How the exchange of one array is timed, whatever carries it."""
+"""Functions for timing the exchange of an array over any transport."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TypedDict
 
 import numpy as np
 
-from labkit.frameworks.tcp_counters import book, connections
+from labkit.frameworks.tcp_counters import connections, open_socket
 
-WARM, LEAST, MOST = 3, 3, 200  # exchanges
-BUDGET = 0.3  # s, for which one case goes on
+WARM, LEAST, MOST = 3, 3, 200  # numbers of round trips: warm-up, minimum, maximum
+BUDGET = 0.3  # seconds spent on one transport and array size
 
 
-class Found(TypedDict):
-    """What one case has shown.
+class ExchangeCost(TypedDict):
+    """The cost of sending one array in one direction.
 
     Attributes:
-        seconds: the median of half an exchange there and back.
-        processor: seconds of both processes, busy waiting included, of one array one way.
-        tcp: bytes that left this process by TCP, for one array one way.
-        right: whether what came back is what was sent, bit by bit.
+        seconds: Half of the median round-trip time.
+        processor: CPU seconds of both processes together, with busy waiting.
+        tcp: Bytes that this process has sent by TCP.
+        right: Whether the returned array is bit-identical to the sent array.
     """
 
     seconds: float
@@ -34,31 +34,31 @@ class Found(TypedDict):
 
 
 def array(nbytes: int, seed: int = 0) -> np.ndarray:
-    """Random bytes: nothing on the way can make them fewer."""
+    """Return an array of random bytes, which no transport can compress."""
     return np.frombuffer(np.random.default_rng(seed).bytes(nbytes), np.uint8).copy()
 
 
 def exchanges(seconds: float) -> int:
-    """How many fit the budget, of so many seconds each."""
+    """Return the number of round trips of `seconds` each that fit into the budget."""
     return int(np.clip(BUDGET / seconds, LEAST, MOST))
 
 
 def timed(calls: int, call: Callable[[], object]) -> list[float]:
-    """Seconds of each call."""
-    found = []
+    """Return the seconds of each call."""
+    seconds = []
     for _ in range(calls):
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def sent_by_tcp() -> int:
-    """Bytes that others have received by TCP from this process, over connections still open."""
-    own = set()
+    """Return the bytes acknowledged on this process's open TCP connections."""
+    inodes = set()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the descriptor was closed in the meantime
             target = str(Path(f"/proc/self/fd/{name}").readlink())
             if target.startswith("socket:["):
-                own.add(int(target[8:-1]))
-    return sum(end.sent for end in connections(book()) if end.inode in own)
+                inodes.add(int(target[8:-1]))
+    return sum(end.sent for end in connections(open_socket()) if end.inode in inodes)

@@ -1,4 +1,4 @@
-"""What a way to carry arrays does to a training step, and to the time to an accuracy."""
+"""The effect of a transport on the step time of training and on the time to an accuracy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from labkit.strategies import ParameterServer, Strategy, TFDistribute
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-WARM = 10  # steps
+WARM = 10  # number of untimed first steps
 
 
-class Training(NamedTuple):
-    """An MLP that learns the digits, by one worker and one server.
+class ServerTraining(NamedTuple):
+    """Training of an MLP on the data set `digits`, with one worker and one parameter server.
 
     Attributes:
-        epochs, widths, batch_size: of the training.
-        target: accuracy of held-out rows whose time is told.
+        epochs: Number of epochs.
+        widths: Widths of the hidden layers.
+        batch_size: Batch size.
+        target: Validation accuracy that the training must reach; the time until then is measured.
     """
 
     epochs: int
@@ -34,7 +36,7 @@ class Training(NamedTuple):
     target: float
 
     def by(self, strategy: Strategy, network: Network | None = None) -> Experiment:
-        """The experiment."""
+        """Return the training as an experiment with this strategy and network."""
         return Experiment(
             model="mlp",
             model_options={"widths": list(self.widths)},
@@ -45,43 +47,45 @@ class Training(NamedTuple):
             workers=1,
             strategy=strategy,
             network=network,
-            gate=False,
+            verify=False,
         )
 
     @property
     def nbytes(self) -> int:
-        """Of the weights, from 64 pixels to 10 digits."""
+        """Bytes of all weights of the MLP, whose inputs are 64 pixels and outputs 10 digits."""
         layers = [64, *self.widths, 10]
         return 4 * sum((before + 1) * after for before, after in pairwise(layers))
 
 
 def served(transport: Transport) -> ParameterServer:
-    """One server, which applies each gradient when it comes, as that of TensorFlow's does."""
+    """Return labkit's asynchronous parameter server, which is equivalent to TensorFlow's."""
     return ParameterServer(servers=1, synchronous=False, transport=transport)
 
 
 def grpc() -> TFDistribute:
-    """The same by TensorFlow, whose processes speak gRPC."""
+    """Return TensorFlow's parameter server strategy, whose processes use gRPC."""
     return TFDistribute(kind="parameter_server", servers=1)
 
 
 def train_here(communicator: Communicator, experiment: Experiment, target: float) -> Row:
-    """Train, and tell what rank 0 has noted (collective)."""
+    """Train, and return this rank's step times and the time to accuracy (collective)."""
     from labkit.worker.work import work
 
-    found = work(communicator, experiment)
-    whole = communicator.share(found.whole and found.whole.epochs, what="what epochs reached")
-    steps = [float(row["seconds"]) for row in found.rows]
-    return told(steps, whole or [], target) if steps else {}  # a server takes none
+    result = work(communicator, experiment)
+    whole = communicator.broadcast_object(
+        result.whole and result.whole.epochs, label="what epochs reached"
+    )
+    steps = [float(row["seconds"]) for row in result.rows]
+    return summary(steps, whole or [], target) if steps else {}  # a server rank has no steps
 
 
-def told(steps: Sequence[float], epochs: Sequence[Mapping[str, float]], target: float) -> Row:
-    """The step's spread, ms, and s until an epoch's validation reached the target.
+def summary(steps: Sequence[float], epochs: Sequence[Mapping[str, float]], target: float) -> Row:
+    """Return the spread of the step time (ms) and the time to the target accuracy (s).
 
     Args:
-        steps: seconds of each, of the worker.
-        epochs: metrics after each.
-        target: accuracy of held-out rows.
+        steps: Seconds of each step of the worker.
+        epochs: Metrics after each epoch.
+        target: Validation accuracy to reach.
     """
     later = 1e3 * np.array(steps[WARM:] or steps)
     there = next((e for e in epochs if e.get("val_accuracy", 0.0) >= target), None)

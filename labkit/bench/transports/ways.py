@@ -1,4 +1,4 @@
-"""The ways to carry an array from one process to another, and how often each copies it."""
+"""The benchmark's transports and places, with the copies of an array that each one makes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import NamedTuple
 from labkit.common.nearest import refuse_unknown
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# As where the kernel lets no process read another's memory (ptrace(2)): Open MPI is told not to.
+# In this place, Open MPI's reads from another process's memory are disabled, as on kernels that
+# forbid such reads (ptrace(2)).
 UNATTACHED = "shared memory, no attach"
-WITHIN = (SHARED, UNATTACHED)  # a host
+WITHIN = (SHARED, UNATTACHED)  # places in which both processes share one host's memory
 PLACES = (*WITHIN, LOOPBACK, APART)
 GRPC = "grpc"
 
-# TCP copies twice, whoever calls it: the sender's kernel takes the bytes, the reader's hands them
-# over. On loopback both are one kernel, which passes the same pages on.
+# TCP copies an array twice: into the sender's kernel and out of the receiver's kernel. On loopback,
+# both are one kernel, which makes no further copy.
 _TCP = ("from the sender into its kernel", "from the kernel to the reader")
-# Open MPI's active messages: the library of the reader receives fragments, and copies each on.
+# With Open MPI's active messages, the receiver's MPI library copies each fragment once more.
 _FRAGMENTS = (*_TCP, "from the fragment that was received into the window")
 
 
 class Way(NamedTuple):
-    """One way, in one place.
+    """A transport, and the place of its two processes.
 
     Attributes:
         transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
-        place: one of `PLACES`.
-        copies: what copies all of an array on its way, one reason each.
+        place: One of `PLACES`.
+        copies: One description for each copy of the whole array.
     """
 
     transport: str
@@ -36,12 +37,13 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`one_sided, shared memory`"""
+        """Name of transport and place, such as `one_sided, shared memory`."""
         return f"{self.transport}, {self.place}"
 
 
-# By construction. For gRPC: large tensors are handed to gRPC as they lie, and copied out of its
-# slices (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
+# The lists of copies follow from the implementations. gRPC sends large tensors without a copy, and
+# the receiver copies the tensors out of gRPC's slices
+# (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
 _GRPC = (*_TCP, "from gRPC's slices into a tensor")
 _STAGED = "by the sender, into memory that may be read"
 _PUT = ("the put itself, which on RDMA hardware no processor does",)
@@ -58,7 +60,7 @@ _COPIES = {
     ("two_sided", LOOPBACK): _TCP,
     ("two_sided", APART): _TCP,
     ("one_sided", SHARED): _PUT,
-    ("one_sided", UNATTACHED): _PUT,  # a window needs none
+    ("one_sided", UNATTACHED): _PUT,  # an MPI window needs no such reads
     ("one_sided", LOOPBACK): _FRAGMENTS,
     ("one_sided", APART): _FRAGMENTS,
     ("one_sided_dynamic", SHARED): _READ,
@@ -70,14 +72,14 @@ WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.i
 
 
 def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
-    """The ways of these transports in these places; none given: all.
+    """Return the ways (transport and place) with these names; an empty sequence selects all.
 
     Raises:
-        InvalidInput: a name that is not known.
+        InvalidInput: A name is unknown.
     """
     known = list(dict.fromkeys(way.transport for way in WAYS.values()))
-    for field, given, allowed in (("transport", transports, known), ("place", places, PLACES)):
-        refuse_unknown(field, given, allowed)
+    for field, names, allowed in (("transport", transports, known), ("place", places, PLACES)):
+        refuse_unknown(field, names, allowed)
     return [
         way
         for way in WAYS.values()

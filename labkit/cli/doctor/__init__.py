@@ -1,4 +1,4 @@
-"""Checks of this machine: each finding is one line, ok or the fix to paste."""
+"""Checks of this machine. Each finding is one line; problems come with a command as fix."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from labkit.cli.doctor import (
     ranks,
     slurm,
 )
-from labkit.cli.doctor.diagnosis import Finding
+from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.errors import InvalidInput
 from labkit.hosts.host_list import hosts_of
 
-Check = Callable[[], Iterator[Finding]]
+Check = Callable[[], Iterator[Diagnosis]]
 CHECKS: list[Check] = [
     ranks.mpiexec,
     ranks.ranks,
@@ -41,7 +41,8 @@ CHECKS: list[Check] = [
     programs.tensorflow,
     programs.keras,
 ]
-# These wait for other processes, and import nothing: threads that import at once can deadlock.
+# These checks wait for other processes, and run in threads. They import nothing, because concurrent
+# imports in threads can deadlock.
 WAITING = {
     *(ranks.mpiexec, ranks.ranks, fault_tolerance.deaths, hosts.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
@@ -49,47 +50,53 @@ WAITING = {
 }
 
 
-def checks_of(launcher: str, given: str) -> list[Check]:
-    """What is examined before ranks are started by this launcher, on these hosts.
+def checks_of(launcher: str, hosts_text: str) -> list[Check]:
+    """Return the checks that test the requirements of a launcher.
+
+    Args:
+        launcher: The launcher of ranks: "local", "hosts" or "slurm".
+        hosts_text: Hosts with their numbers of ranks, such as "a:2,b:2", or the path of a host
+            file; "" for other launchers than "hosts".
 
     Raises:
-        InvalidInput: hosts without their launcher, or it without hosts.
+        InvalidInput: The launcher is "hosts" and `hosts_text` is empty, or the launcher is another
+            one and `hosts_text` names hosts.
     """
-    if (launcher == "hosts") != bool(given):
+    if (launcher == "hosts") != bool(hosts_text):
         raise InvalidInput("--launcher hosts and --hosts a:2,b:2 go together")
     if launcher == "slurm":
         return [ranks.mpiexec, slurm.controller, slurm.nodes, slurm.offers, slurm.worlds]
     if launcher == "hosts":
-        return [ranks.mpiexec, partial(hosts.hosts, hosts_of(given))]
+        return [ranks.mpiexec, partial(hosts.hosts, hosts_of(hosts_text))]
     return CHECKS
 
 
-def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
-    """Examine this machine; findings come as they are made. Starts two ranks for some seconds.
+def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
+    """Run checks of this machine, and yield their findings in the order of the checks.
 
-    Checks that wait begin together, and the others go on meanwhile: it takes as long as the
-    longest, the import of TensorFlow.
+    Some checks start two or three ranks for some seconds. Checks that wait for processes run
+    concurrently with the other checks. The longest check, the import of TensorFlow, therefore sets
+    the total duration.
     """
     with ThreadPoolExecutor(len(checks)) as pool:
-        begun = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
-        done = {check: _findings(check) for check in checks if check not in begun}
-        # In their order, which is the order in which a person would look.
+        futures = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
+        done = {check: _findings(check) for check in checks if check not in futures}
         for check in checks:
-            yield from begun[check].result() if check in begun else done[check]
+            yield from futures[check].result() if check in futures else done[check]
 
 
 def _waits(check: Check) -> bool:
     return getattr(check, "func", check) in WAITING
 
 
-def _findings(check: Check) -> list[Finding]:
-    """What a check finds; that it cannot be made is a finding, whatever the reason."""
+def _findings(check: Check) -> list[Diagnosis]:
+    """Return the findings of a check; if the check raises an exception, report it as a finding."""
     try:
         return list(check())
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         name = getattr(check, "func", check).__name__
-        return [Finding("broken", f"{name}: {reason}")]
+        return [Diagnosis("broken", f"{name}: {reason}")]
 
 
-__all__ = ["CHECKS", "Finding", "checks_of", "examine"]
+__all__ = ["CHECKS", "Diagnosis", "checks_of", "examine"]

@@ -1,4 +1,4 @@
-"""Clusters that are up, who holds them, and what is left of those that nobody holds."""
+"""Checks of running clusters, of their users, and of leftovers of ended clusters."""
 
 from __future__ import annotations
 
@@ -9,58 +9,63 @@ from pathlib import Path
 
 import psutil
 
-from labkit.cli.doctor.diagnosis import Finding
+from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.cluster.lease import WARM
 from labkit.common.paths import runtime_folder
 from labkit.records import store
 
 
-def clusters() -> Iterator[Finding]:
-    """Each cluster of this user that is up, or should not be."""
+def clusters() -> Iterator[Diagnosis]:
+    """Report this user's running clusters, and leftover processes and folders."""
     from labkit.cluster import leftovers
 
     up, engines = leftovers(), _engines()
-    found = 0
+    count = 0
     for folder in sorted(runtime_folder("clusters").glob("*")):
         working = engines.get(folder / "keeper.lock", [])
-        for finding in _of(folder, folder.name in up, working):
-            found += 1
+        for finding in _cluster_findings(folder, folder.name in up, working):
+            count += 1
             yield finding
-    if not found:
-        yield Finding("ok", "clusters: none is up, none left over")
+    if not count:
+        yield Diagnosis("ok", "clusters: none is running, none is left over")
 
 
-def _of(folder: Path, up: bool, engines: list[int]) -> Iterator[Finding]:
+def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Diagnosis]:
     path = folder / "cluster.json"
     record = store.read_json(path) if path.exists() else {"state": "ended"}
     name = f"clusters: {folder.name}"
     holders = list(_holders(folder))
     for pid in filter(_is_stopped, engines):
-        yield Finding("note", f"{name}: process {pid} is stopped by a signal", f"kill -CONT {pid}")
+        yield Diagnosis(
+            "note", f"{name}: process {pid} is stopped by a signal", f"kill -CONT {pid}"
+        )
     if up and holders:
-        yield Finding("ok", f"{name}: up, held by {', '.join(holders)}; ends with the last of them")
+        yield Diagnosis(
+            "ok", f"{name}: running, held by {', '.join(holders)}; ends with its last holder"
+        )
     elif up:
-        what = f"{name}: up, but what has held it is gone; it ends by itself within seconds, or:"
-        yield Finding("note", what, f"kill {shlex.quote(str(record.get('pid', '')))}")
+        what = f"{name}: running without a holder; it ends by itself within seconds"
+        yield Diagnosis("note", what, f"kill {shlex.quote(str(record.get('pid', '')))}")
     elif engines:
-        what = f"{name}: {len(engines)} processes have outlived the keeper"
-        yield Finding("note", what, f"kill -9 {' '.join(map(str, engines))}")
+        what = f"{name}: {len(engines)} processes still run after their keeper ended"
+        yield Diagnosis("note", what, f"kill -9 {' '.join(map(str, engines))}")
     elif record["state"] != "ended":
-        what = f"{name}: its keeper was killed; nothing of it runs"
-        yield Finding("note", what, f"rm -r {shlex.quote(str(folder))}")
+        what = f"{name}: its keeper was killed; none of its processes runs"
+        yield Diagnosis("note", what, f"rm -r {shlex.quote(str(folder))}")
 
 
 def _holders(folder: Path) -> Iterator[str]:
-    """Processes and sweeps that hold a cluster.
+    """Yield the processes and sweeps for which a cluster keeps running (its holders).
 
-    By name, not by lock: closing the file of a lease would end it if it were this process's own.
+    The name of a lease file identifies the holder. The locks of lease files are not tested, because
+    closing a lease file would release a lock that this process itself holds.
     """
     for lease in sorted((folder / "leases").glob("*")):
         pid, _, rest = lease.name.partition("-")
         if not rest:
             yield "a sweep"
         elif pid == WARM:
-            yield "labkit warm, for who comes next"
+            yield "labkit prestart, for the next cluster"
         elif psutil.pid_exists(int(pid)):
             yield f"process {pid}"
 
@@ -72,14 +77,15 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Engines and controllers of this user, by the lock of the keeper that they watch."""
-    found: dict[Path, list[int]] = {}
+    """Return the pids of this user's engines and controllers, by cluster keeper's lock file."""
+    pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
-            # By command and environment: an engine whose keeper is gone stands in no record.
+            # The search reads the commands and environments of processes, because no record lists
+            # an engine whose cluster keeper is dead.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
-                found.setdefault(keeper, []).append(process.pid)
-        except (psutil.Error, KeyError):  # ended meanwhile, or another user's
+                pids.setdefault(keeper, []).append(process.pid)
+        except (psutil.Error, KeyError):  # the process has ended, or belongs to another user
             continue
-    return found
+    return pids

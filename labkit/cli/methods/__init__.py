@@ -1,4 +1,4 @@
-"""Every method with its paper, its parameters and its notebooks, read from the docstrings."""
+"""A catalogue of all methods with papers, parameters and notebooks, read from docstrings."""
 
 from labkit.cli.methods.map_page import map_page
 from labkit.cli.methods.method import Family, Method, Parameter, families

@@ -1,4 +1,4 @@
-"""What a docstring says of a method: one line, its arguments, its source, what differs from it."""
+"""A parser of method docstrings: summary, arguments, source and differences from the source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
 # "Args:", "Args and source:", "Args, raises and source:", "Source:", …
-# Short sections of the house stand in one line: "Args and source:".
+# One heading may name several sections.
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -17,7 +17,7 @@ _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
 
 @dataclass(frozen=True)
 class Docstring:
-    """A docstring in parts; those that it does not have are empty. Lines are joined, `args` not."""
+    """The parts of a docstring; absent parts are "". Only the part `args` keeps its line breaks."""
 
     summary: str
     args: str = ""
@@ -25,27 +25,28 @@ class Docstring:
     differs: str = ""
 
     @property
-    def elsewhere(self) -> str | None:
-        """What has the source instead: `tree` for "Source: as `tree`."."""
+    def source_function(self) -> str | None:
+        """The function whose docstring names the source: `tree` for "Source: as `tree`."."""
         found = _ELSEWHERE.match(self.source)
         return found[1] if found else None
 
     def argument(self, name: str, names: Iterable[str]) -> str:
-        """What is said of one argument; `names` are those of all, at which its text ends."""
+        """Return the description of one argument from "Args"; `names` lists all arguments."""
         every = "|".join(map(re.escape, names))
-        # A name begins a line, or stands behind a semicolon: "size: of all; root: its place".
+        # An argument's entry begins a line, or follows a semicolon: "size: of all; root: its
+        # place".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
         parts = zip(starts, ends, strict=True)
-        said = {start[1]: self.args[start.end() : end] for start, end in parts}
-        return _line(said.get(name, "")).rstrip(".")
+        texts = {start[1]: self.args[start.end() : end] for start, end in parts}
+        return _line(texts.get(name, "")).rstrip(".")
 
 
 def parse(text: str | None) -> Docstring:
-    """Read a docstring; TeX is written as Markdown has it, in dollars."""
+    """Parse a docstring, and convert its TeX delimiters into Markdown's dollar signs."""
     cleaned = inspect.cleandoc(text or "")
     summary, *_ = re.split(r"\n\s*\n", cleaned, maxsplit=1)
-    found = dict.fromkeys(SECTIONS, "")
+    sections = dict.fromkeys(SECTIONS, "")
     current: list[str] = []
     for line in cleaned.splitlines():
         if head := _heading(line):
@@ -57,14 +58,14 @@ def parse(text: str | None) -> Docstring:
         else:
             rest = line
         for section in current:
-            found[section] += f"{rest}\n"
-    # A zero byte, which no docstring has, marks the place once the words are gone.
-    source, _, differs = _DIFFERS.sub("\0", _line(found["source"])).partition("\0")
-    return Docstring(_line(summary), _dollars(found["args"]), source, differs)
+            sections[section] += f"{rest}\n"
+    # A zero byte, which no docstring contains, replaces the words "Differs from it".
+    source, _, differs = _DIFFERS.sub("\0", _line(sections["source"])).partition("\0")
+    return Docstring(_line(summary), _dollars(sections["args"]), source, differs)
 
 
 def _heading(line: str) -> tuple[list[str], str] | None:
-    """The sections that begin with a line, and the rest of the line."""
+    """Return the sections that a line begins, and the rest of the line; None: no heading."""
     head = _HEAD.fullmatch(line)
     if head is None:
         return None
@@ -73,7 +74,7 @@ def _heading(line: str) -> tuple[list[str], str] | None:
 
 
 def _line(text: str) -> str:
-    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)  # a word that was divided stays one
+    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)  # joins a hyphenated word again
     return _dollars(" ".join(joined.split()))
 
 

@@ -1,6 +1,6 @@
 "use strict";
-// Shows of the map what has the chosen compression and scheduling: in the grids, in the list of cells, and
-// in the words about empty ones. Without a choice the page stays as it was written.
+// Filters the map by the selected compression and scheduling: the grids, the list of cells and the list of
+// empty cells. Without a selection the page is unchanged.
 (() => {
   const EMPTY = "—", NONE = "no method here";
   const { columns, places, standings } = JSON.parse(document.getElementById("standings").textContent);
@@ -9,7 +9,7 @@
   const chosen = ([compression, scheduling]) => menus.every(({ dataset, value }) =>
     !value || value === { compression, scheduling }[dataset.axis]);
 
-  // Of each cell the methods, and what each says of itself.
+  // Returns the visible methods of each cell, with their texts.
   function seen() {
     const cells = places.map(() => new Map());
     for (const { method, place, said, at } of standings) if (at.some(chosen)) cells[place].set(method, said);
@@ -68,7 +68,7 @@
     target.focus({ preventScroll: true });
   }
 
-  // A grid is drawn when it comes near the screen, which may be after a choice.
+  // Plotly draws a grid when it scrolls near the screen, possibly after a selection.
   function ready(node) {
     if (!node.on) return false;
     node.on("plotly_click", go);

@@ -1,4 +1,4 @@
-"""The map of methods as one page that opens offline: grids, cells in words, empty ones, axes."""
+"""The map of methods as one offline HTML page, with grids, cells, empty cells and axes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from labkit.cli.methods.places import Placed, axes, placed
 from labkit.cli.methods.trying import sources
 from labkit.common.canonical_json import JSON
 from labkit.common.units import plural
-from labkit.figures.taxonomy import COLUMNS, Row, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, MethodInCell, Row, empty, grid
 
-TITLE = "Where labkit's methods stand"
-MENUS = ("compression", "scheduling")  # axes that a reader chooses a place of
-# What a cell holds: by name, all places of a method.
-_Here = Mapping[str, Sequence[Standing]]
+TITLE = "Map of labkit's methods"
+MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
+# The methods in one cell of the grid: for each method's name, all positions of the method.
+_Here = Mapping[str, Sequence[MethodInCell]]
 
 
 def map_page(notebooks: Path, folder: Path) -> str:
-    """The page.
+    """Return the HTML page of the map.
 
     Args:
-        notebooks: the folder that has them.
-        folder: where the page is to lie, from which links lead to notebooks.
+        notebooks: Folder of the notebooks that use the methods.
+        folder: Folder of the page, to which links to notebooks are relative.
 
     Raises:
-        InvalidInput: a notebook of the folder cannot be read.
+        InvalidInput: A notebook in the folder cannot be read.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader
 
@@ -39,7 +39,7 @@ def map_page(notebooks: Path, folder: Path) -> str:
     standings = [standing for each in every for standing in each.standings()]
     laid, code = grid(standings), [*embed.scripts(), (own / "map.js").read_text()]
     filled = sum(map(bool, laid.values()))
-    # The head and the look are those of a report.
+    # The page shares the HTML head and the style sheet of reports.
     places = [PackageLoader(f"labkit.{room}", ".") for room in ("cli.methods", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text() + (own / "map.css").read_text()
@@ -70,7 +70,7 @@ def _cells(
             yield {"place": number, "title": f"{' × '.join(row)}, {column}", "methods": lines}
 
 
-def _line(each: Placed, here: Sequence[Standing], link: Path) -> dict[str, object]:
+def _line(each: Placed, here: Sequence[MethodInCell], link: Path) -> dict[str, object]:
     return {
         "name": each.method.name,
         "papers": each.method.papers,
@@ -79,13 +79,13 @@ def _line(each: Placed, here: Sequence[Standing], link: Path) -> dict[str, objec
     }
 
 
-def _distinct(here: Sequence[Standing], axis: str) -> str:
+def _distinct(here: Sequence[MethodInCell], axis: str) -> str:
     return ", ".join(dict.fromkeys(getattr(each.cell, axis) for each in here))
 
 
 def _data(laid: Mapping[tuple[Row, str], _Here]) -> JSON:
-    """What the page's script chooses from."""
-    from labkit.figures.taxonomy import in_a_line, title
+    """Return the cells of the grid and their methods, as data for the page's script."""
+    from labkit.figures.taxonomy import method_text, title
 
     places: list[JSON] = [
         {"title": title(row, column), "row": " × ".join(row), "column": column}
@@ -95,7 +95,7 @@ def _data(laid: Mapping[tuple[Row, str], _Here]) -> JSON:
         {
             "method": name,
             "place": number,
-            "said": in_a_line(here),
+            "said": method_text(here),
             "at": [[getattr(each.cell, axis) for axis in MENUS] for each in here],
         }
         for number, methods in enumerate(laid.values())

@@ -1,4 +1,4 @@
-"""Methods in families, as the field divides them, read from docstrings and notebooks."""
+"""Families of methods, with texts and sources from the docstrings of the methods."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from labkit.compression import COMPRESSORS, FAMILIES, Compressor, samples
 from labkit.deployment import METHODS
 from labkit.exchange.schedules import SCHEDULES
 from labkit.schedules import ALLREDUCE, PIPELINE
-from labkit.schedules.pipeline import Pipeline
+from labkit.schedules.pipeline import PipelineSchedule
 from labkit.strategies import AXES, STRATEGIES, Strategy
 
 if TYPE_CHECKING:
-    from labkit.schedules.pipeline import Table
+    from labkit.schedules.pipeline import ScheduleTable
     from labkit.schedules.round import Round
 
-# A class, a function, or, for what is no object of its own, its docstring.
-Member: TypeAlias = "type | Callable[..., Iterable[Round] | Table] | str"
+# A method: its class, its function, or its docstring if the method is no Python object.
+Member: TypeAlias = "type | Callable[..., Iterable[Round] | ScheduleTable] | str"
 
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method: its default as Python writes it; None: it must be given."""
+    """A parameter of a method; `default` is the repr of its default, None if it is required."""
 
     name: str
     default: str | None
@@ -40,7 +40,7 @@ class Parameter:
 
 
 class Paper(NamedTuple):
-    """`Aji 2017` or `folklore`, and its number on arXiv, or nothing."""
+    """A citation, such as `Aji 2017` or `folklore`, and the paper's arXiv number or ""."""
 
     cited: str
     arxiv: str
@@ -48,16 +48,22 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """One method: what an experiment calls it, and what its docstring says.
+    """A method: its name in an experiment, and the contents of its docstring.
 
-    `said` is Python that chooses it; `source` names authors and year, with the arXiv number where
-    there is one; `differs` says what is not as in that source; `papers` are those that a class
-    names, or that of the source; `axes` are where a strategy stands in the field's taxonomy, by the
-    names of `labkit.strategies.AXES`.
+    Attributes:
+        name: Name of the method, as in the mapping of its family.
+        expression: Python expression that selects the method.
+        summary: First paragraph of the docstring.
+        parameters: The method's parameters, with defaults and descriptions.
+        source: The publication: its authors, title and year, with the arXiv number if one exists.
+        differs: Differences between the method and its source.
+        papers: Papers that the method's class names; otherwise, the paper of the source.
+        axes: The method's values on the axes of the taxonomy, by axis name of
+            `labkit.strategies.AXES`.
     """
 
     name: str
-    said: str
+    expression: str
     summary: str
     parameters: Sequence[Parameter]
     source: str
@@ -67,39 +73,55 @@ class Method:
 
     @property
     def cited(self) -> str:
-        """`Li 2014; Chen 2016`, or `folklore`."""
+        """The citations as text, such as `Li 2014; Chen 2016` or `folklore`."""
         return "; ".join(paper.cited for paper in self.papers)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Methods of one mapping, `place`; `say` is Python that chooses one, with `{}` for its name."""
+    """A family of methods, which are the entries of one mapping.
+
+    Attributes:
+        title: Heading of the family's section.
+        question: Sentence or question that describes the family, printed below the heading.
+        place: Qualified name of the mapping, such as `labkit.strategies.STRATEGIES`.
+        template: Python expression that selects a method, with `{}` for the method's name.
+        members: The mapping from a method's name to its class, function or docstring.
+    """
 
     title: str
     question: str
     place: str
-    say: str
+    template: str
     members: Mapping[str, Member]
 
     def methods(self) -> list[Method]:
-        """All members, in the mapping's order."""
+        """Return all methods of the family, in the order of the mapping."""
         return [self._method(name, member) for name, member in self.members.items()]
 
     def _method(self, name: str, member: Member) -> Method:
         parameters = _parameters(member)
         known = ", ".join(f"{p.name}={p.default or '…'}" for p in parameters)
-        said = self.say.format(name) if '"' in self.say else f"{self.say.format(name)}({known})"
+        expression = (
+            self.template.format(name)
+            if '"' in self.template
+            else f"{self.template.format(name)}({known})"
+        )
         own, *others = _documents(member)
-        # A base holds the source of what several have in common.
-        origin = next((d for d in (own, *others) if d.source and not d.elsewhere), Docstring(""))
+        # A base class may name the source, if several methods share it.
+        origin = next(
+            (d for d in (own, *others) if d.source and not d.source_function), Docstring("")
+        )
         differs = own.differs or origin.differs
         papers = _papers(getattr(member, "paper", ""), origin.source)
         places = dict(_places(member))
-        return Method(name, said, own.summary, parameters, origin.source, differs, papers, places)
+        return Method(
+            name, expression, own.summary, parameters, origin.source, differs, papers, places
+        )
 
 
 def families() -> list[Family]:
-    """The families of methods, in the order of the field's taxonomy."""
+    """Return the families of methods, in the order of the taxonomy."""
     strategies = "labkit.strategies.STRATEGIES"
     replicas = {name: kind for name, kind in STRATEGIES.items() if kind.parallelism[0] == "data"}
     return [
@@ -119,35 +141,35 @@ def families() -> list[Family]:
         ),
         Family(
             "Pipeline schedules",
-            "Which stage does what with which micro-batch, when?",
+            "When does each stage run the forward and backward pass of each micro-batch?",
             "labkit.schedules.PIPELINE",
             'lk.Pipeline(schedule="{}")',
             PIPELINE,
         ),
         Family(
             "Allreduce algorithms",
-            "On which ways do the ranks' buffers add up?",
+            "Which messages sum the buffers of all ranks?",
             "labkit.schedules.ALLREDUCE",
             'lk.AllReduce(algorithm="{}")',
             ALLREDUCE,
         ),
         Family(
             "Schedules of the exchange",
-            "When do gradients travel?",
+            "When are gradients exchanged?",
             "labkit.exchange.SCHEDULES",
             'lk.AllReduce(schedule="{}")',
-            {name: schedule.explained for name, schedule in SCHEDULES.items()},
+            {name: schedule.explanation for name, schedule in SCHEDULES.items()},
         ),
         Family(
             "Gradient compression",
-            "In how few bytes is a gradient said: fewer bits, fewer elements, fewer dimensions?",
+            "How are gradients encoded in fewer bytes: fewer bits, fewer elements or a lower rank?",
             "labkit.compression.COMPRESSORS",
             "lk.{}",
             COMPRESSORS,
         ),
         Family(
             "Compression of trained models",
-            "What may a trained model lose?",
+            "How does a trained model become smaller?",
             "labkit.deployment.METHODS",
             "deployment.{}",
             METHODS,
@@ -156,12 +178,12 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """A method's docstring, then those that hold where it says nothing: what it names, its base."""
-    # A schedule of the exchange is no object: its text is all that there is.
-    found = parse(member if isinstance(member, str) else member.__doc__)
-    yield found
-    if found.elsewhere:
-        yield from _documents(getattr(sys.modules[member.__module__], found.elsewhere))
+    """Yield a method's docstring, then those of the function that it names, or of its bases."""
+    # An exchange schedule is given as a text instead of an object.
+    document = parse(member if isinstance(member, str) else member.__doc__)
+    yield document
+    if document.source_function:
+        yield from _documents(getattr(sys.modules[member.__module__], document.source_function))
     elif inspect.isclass(member):
         for base in member.__bases__:
             if base not in (BaseModel, object):
@@ -169,10 +191,10 @@ def _documents(member: Member) -> Iterator[Docstring]:
 
 
 def _papers(named: str, source: str) -> list[Paper]:
-    """Those that a class names, `Li 2014, OSDI; Chen 2016, arXiv 1604.00981`; else the source's."""
+    """Return the papers in `named`, e.g. `Li 2014; Chen 2016, arXiv 1604.00981`, or `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
-    text = _ARXIV.sub("", source)  # the number begins like a year
+    text = _ARXIV.sub("", source)  # an arXiv number may look like a year
     author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
     if author and year:
         return [Paper(f"{author[0]} {year[0]}", _number(source))]
@@ -180,37 +202,37 @@ def _papers(named: str, source: str) -> list[Paper]:
 
 
 def _number(text: str) -> str:
-    found = _ARXIV.search(text)
-    return found[1] if found else ""
+    match = _ARXIV.search(text)
+    return match[1] if match else ""
 
 
 def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:
-    """On each axis those that are known of a method."""
+    """Yield each axis of the taxonomy that applies to a method, with the method's values on it."""
     if inspect.isclass(member) and issubclass(member, Strategy):
         yield from zip(AXES, map(dict.fromkeys, zip(*member.cells(), strict=True)), strict=True)
     elif inspect.isclass(member) and issubclass(member, Compressor):
         families = {sample.family for sample in samples() if type(sample) is member}
         yield "compression", [family for family in FAMILIES if family in families]
-    elif isinstance(member, Pipeline):
+    elif isinstance(member, PipelineSchedule):
         yield "synchronization", (member.synchronization,)
         yield "scheduling", (member.scheduling,)
 
 
 def _parameters(member: Member) -> list[Parameter]:
     defaults, documents = _defaults(member), list(_documents(member))
-    said = {
+    texts = {
         name: next(filter(None, (d.argument(name, defaults) for d in documents)), "")
         for name in defaults
     }
-    return [Parameter(name, default, said[name]) for name, default in defaults.items()]
+    return [Parameter(name, default, texts[name]) for name, default in defaults.items()]
 
 
 def _defaults(member: Member) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
         first = by_position(member)
-        # The most telling field stands first: it may be given by position.
+        # The field that a caller may pass by position comes first.
         fields = sorted(member.model_fields.items(), key=lambda field: field[0] != first)
-        given = {n: f.get_default(call_default_factory=True) for n, f in fields}
-        return {n: None if f.is_required() else repr(given[n]) for n, f in fields}
+        values = {n: f.get_default(call_default_factory=True) for n, f in fields}
+        return {n: None if f.is_required() else repr(values[n]) for n, f in fields}
     parameters = () if isinstance(member, str) else inspect.signature(member).parameters.values()
     return {p.name: None if p.default is p.empty else repr(p.default) for p in parameters}

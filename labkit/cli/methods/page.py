@@ -1,4 +1,4 @@
-"""The page of all methods in Markdown: each with its paper, its parameters and its notebooks."""
+"""The Markdown page of all methods with their papers, parameters and notebooks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 
 
 def page(notebooks: Path, folder: Path | None = None) -> str:
-    """The methods of all families, with links to the notebooks that try them.
+    """Return the Markdown page of all methods, with links to the notebooks that use each method.
 
     Args:
-        notebooks: the folder that has them.
-        folder: where the page is to lie; default: beside them.
+        notebooks: Folder of the notebooks that use the methods.
+        folder: Folder of the page, to which links are relative; default: the notebooks' folder.
 
     Raises:
-        InvalidInput: a notebook of the folder cannot be read.
+        InvalidInput: A notebook in the folder cannot be read.
     """
     code = sources(notebooks)
     place = os.path.relpath(notebooks, folder or notebooks)
@@ -47,7 +47,7 @@ def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> I
     yield "|---|---|---|---|"
     for method in family.methods():
         names = ", ".join(f"`{parameter.name}`" for parameter in method.parameters)
-        # Relative to the page, so that they work wherever the folder lies.
+        # Links are relative to the page, so that the folder can move.
         links = [(path.stem, Path(place, path.name).as_posix()) for path in tried[method.name]]
         paths = ", ".join(f"[{name}]({link})" for name, link in links)
         yield f"| {method.name} | {method.cited} | {names or 'none'} | {paths or 'none yet'} |"
@@ -56,7 +56,7 @@ def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> I
 def _details(method: Method) -> Iterator[str]:
     yield f"### {method.name}"
     yield ""
-    yield f"`{method.said}`"
+    yield f"`{method.expression}`"
     yield ""
     yield method.summary
     yield ""
@@ -73,6 +73,6 @@ def _details(method: Method) -> Iterator[str]:
 
 
 def _either(places: Sequence[str]) -> str:
-    """`synchronous`; `none, quantization or sparsification`."""
+    """Return a list as text, such as `synchronous` or `none, quantization or sparsification`."""
     *first, last = places
     return f"{', '.join(first)} or {last}" if first else last

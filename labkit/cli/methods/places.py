@@ -1,4 +1,4 @@
-"""Where strategies stand in the field's taxonomy: their cells, papers and notebooks; who else."""
+"""The taxonomy of strategies: their cells, papers and notebooks, and each axis with its values."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 
 from labkit.cli.methods.method import Family, Method, families
 from labkit.cli.methods.trying import trying
-from labkit.figures.taxonomy import Standing
+from labkit.figures.taxonomy import MethodInCell
 from labkit.strategies import AXES, Strategy
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A strategy with all of its cells, and the notebooks that try it."""
+    """A strategy: its class, its entry in the list of methods, and notebooks that use it."""
 
     method: Method
     notebooks: list[Path]
     kind: type[Strategy]
 
-    def standings(self) -> Iterator[Standing]:
-        """One for each of its cells."""
+    def standings(self) -> Iterator[MethodInCell]:
+        """Yield the strategy's entry in each cell of the taxonomy that its fields allow."""
         names = tuple(path.stem for path in self.notebooks)
         for cell in self.kind.cells():
-            yield Standing(self.method.name, self.method.cited, names, cell)
+            yield MethodInCell(self.method.name, self.method.cited, names, cell)
 
 
 def placed(code: Mapping[Path, str]) -> list[Placed]:
-    """All strategies, in the order of their families.
+    """Return all strategies, in the order of the families of methods.
 
     Args:
-        code: that of notebooks, by path.
+        code: Source code of each notebook, by path.
     """
     return [
         Placed(method, trying(family, method, code), kind)
@@ -43,15 +43,18 @@ def placed(code: Mapping[Path, str]) -> list[Placed]:
 
 
 def members(axis: str, place: str) -> list[str]:
-    """Methods of all families that stand at a place of an axis."""
+    """Return the names of the methods, of all families, that have a given value on an axis."""
     every = [method for family in families() for method in family.methods()]
     return [each.name for each in every if place in each.axes.get(axis, ())]
 
 
 def axes() -> list[tuple[str, list[tuple[str, str, list[str]]]]]:
-    """Each axis with its places: the name, what it says, and who stands there."""
+    """Return each axis with its values; each value has a name, a description and methods."""
     return [
-        (axis, [(place, said, members(axis, place)) for place, said in places.items()])
+        (
+            axis,
+            [(place, description, members(axis, place)) for place, description in places.items()],
+        )
         for axis, places in AXES.items()
     ]
 

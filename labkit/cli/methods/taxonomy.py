@@ -1,4 +1,4 @@
-"""The map of methods in Markdown: two tables over the five axes, empty cells in words, places."""
+"""The map of strategies in Markdown: two tables over five axes, empty cells and axis values."""
 
 from __future__ import annotations
 
@@ -7,61 +7,67 @@ from itertools import product
 from pathlib import Path
 
 from labkit.cli.methods.places import Placed, axes
-from labkit.figures.taxonomy import COLUMNS, ROWS, Standing, empty, grid
+from labkit.figures.taxonomy import COLUMNS, ROWS, MethodInCell, empty, grid
 from labkit.strategies import AXES
 
 EMPTY = "—"
 
 
 def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
-    """The lines.
+    """Yield the Markdown lines of the map.
 
     Args:
-        every: strategies with their cells.
-        place: of the notebooks, from where the page lies.
+        every: All strategies, from `placed`.
+        place: Path of the notebooks' folder, relative to the page.
     """
     standings = [standing for each in every for standing in each.standings()]
     known = {each.method.name: each for each in every}
     yield from [
         "",
-        "## Where strategies stand",
+        "## Map of the strategies",
         "",
-        "By architecture and what is divided (down), and who waits for whom (across): each with "
-        "its paper and the notebook that names it most. A strategy stands in every cell to which "
-        "its fields can bring it. The same as a page to explore: `labkit methods --map map.html`.",
+        "Rows are architecture and parallelism; columns are synchronization. Each entry gives the "
+        "strategy, its paper and the notebook that uses it most. A strategy is listed in every "
+        "cell that its fields allow. For an interactive page, run `labkit methods --map map.html`.",
         "",
     ]
     yield from _by_architecture(standings, known, place)
-    yield from ["", "No method here:", ""]
+    yield from ["", "Cells without a method:", ""]
     yield from (f"- {line}" for line in empty(standings))
-    yield from ["", "By who waits and what is compressed (down), and when messages travel:", ""]
+    yield from [
+        "",
+        "Rows are synchronization and compression; columns are scheduling of the messages:",
+        "",
+    ]
     yield from _by_compression(standings)
-    yield from ["", "What the places say, and who stands there:", ""]
+    yield from ["", "Values of each axis, with the methods that have them:", ""]
     for axis, places in axes():
-        for name, said, members in places:
-            yield f"- {axis}, **{name}**: {said} ({', '.join(members) or 'nobody'})"
+        for name, description, members in places:
+            yield f"- {axis}, **{name}**: {description} ({', '.join(members) or 'none'})"
 
 
 def _by_architecture(
-    standings: Iterable[Standing], known: Mapping[str, Placed], place: str
+    standings: Iterable[MethodInCell], known: Mapping[str, Placed], place: str
 ) -> Iterator[str]:
-    laid = grid(standings)
+    cells = grid(standings)
     yield from _head("architecture × parallelism", COLUMNS)
     for row in ROWS:
-        own = ([_entry(known[name], place) for name in laid[row, column]] for column in COLUMNS)
-        yield _row(" × ".join(row), own)
+        entries = (
+            [_entry(known[name], place) for name in cells[row, column]] for column in COLUMNS
+        )
+        yield _row(" × ".join(row), entries)
 
 
-def _by_compression(standings: Sequence[Standing]) -> Iterator[str]:
+def _by_compression(standings: Sequence[MethodInCell]) -> Iterator[str]:
     columns = list(AXES["scheduling"])
     yield from _head("synchronization × compression", columns)
     for row in product(AXES["synchronization"], AXES["compression"]):
         here = [s for s in standings if (s.cell.synchronization, s.cell.compression) == row]
-        own = (
+        entries = (
             dict.fromkeys(_link(s.method) for s in here if s.cell.scheduling == column)
             for column in columns
         )
-        yield _row(" × ".join(row), own)
+        yield _row(" × ".join(row), entries)
 
 
 def _head(corner: str, columns: Sequence[str]) -> Iterator[str]:
@@ -74,12 +80,12 @@ def _row(head: str, cells: Iterable[Iterable[str]]) -> str:
 
 
 def _entry(each: Placed, place: str) -> str:
-    """`AllReduce, Vishnu 2016, tour`, with links."""
-    first = each.notebooks[:1]  # the one that names it most often
+    """Return a strategy's entry with links, such as `AllReduce, Vishnu 2016, tour`."""
+    first = each.notebooks[:1]  # the notebook that names the strategy most often
     links = [f"[{path.stem}]({Path(place, path.name).as_posix()})" for path in first]
     return ", ".join([_link(each.method.name), each.method.cited, *links])
 
 
 def _link(name: str) -> str:
-    """To the method's own lines on the page."""
+    """Return a link to the method's section on the page."""
     return f"[{name}](#{name.lower()})"

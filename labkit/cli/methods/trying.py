@@ -1,4 +1,4 @@
-"""The notebooks that try a method, by what their code says."""
+"""A search for the notebooks whose code uses a method."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from labkit.jobs import cells
 
 
 def sources(notebooks: Path) -> dict[Path, str]:
-    """The code of each notebook of a folder; raises InvalidInput where one cannot be read."""
-    found = {}
+    """Return the code of each notebook in a folder; raise InvalidInput for unreadable notebooks."""
+    code = {}
     for path in sorted(notebooks.glob("*.ipynb")):
-        found[path] = "\n".join(cell.source for cell in cells.read(path) if cell.kind == "code")
-    return found
+        code[path] = "\n".join(cell.source for cell in cells.read(path) if cell.kind == "code")
+    return code
 
 
 def trying(family: Family, method: Method, code: Mapping[Path, str]) -> list[Path]:
-    """The notebooks that try a method: a parameter takes any of its family, or code names it.
+    """Return the notebooks that use a method, ordered by descending number of mentions.
 
-    The one that names it most often comes first.
+    A notebook uses a method if its code names the method, or the mapping of the method's family.
     """
-    name = re.compile(rf'"{method.name}"' if '"' in family.say else rf"\b{method.name}\b")
+    name = re.compile(rf'"{method.name}"' if '"' in family.template else rf"\b{method.name}\b")
     named = {path: len(name.findall(text)) for path, text in code.items()}
     paths = [path for path, text in code.items() if family.place in text or named[path]]
     return sorted(paths, key=lambda path: -named[path])

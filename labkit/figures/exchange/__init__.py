@@ -1,1 +1,1 @@
-"""Time and bytes of a step: computing, compressing, waiting, and the wire."""
+"""Figures of the time and bytes of a step: compute, compression, waiting, and the network."""

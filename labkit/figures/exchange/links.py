@@ -1,4 +1,4 @@
-"""Measured transports and links: exchanges by transport, and allreduces between hosts."""
+"""Measured message transports, and measured allreduces across hosts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from labkit.network import Network
 from labkit.records.run import Run, gate_failed
 from labkit.simulate import simulate
 
-# Rows of a benchmark: of `labkit bench transport`, or of `labkit.bench.host_allreduce.measure`.
+# A row is a measurement of `labkit bench transport` or of `labkit.bench.host_allreduce.measure`.
 Row: TypeAlias = Mapping[str, "str | float | None"]
 Rows: TypeAlias = Sequence[Row]
 
 TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
 OVER_FASTEST = "times the fastest measured"
 
-BASE = "ring"  # the reference of all other algorithms
+BASE = "ring"  # algorithm to which all other algorithms are compared
 GAINS = {"ratio": "ring's time / its own", "ratio_min": "least", "ratio_max": "most"}
 PREDICTED_GAINS = GAINS | {"predicted_ratio": "predicted"}
 TRAFFIC = {
@@ -36,18 +36,18 @@ TRAFFIC = {
     "link_ms": "link alone, ms",
     "median_ms": "ms",
     "predicted_ms": "predicted ms",
-    "other_place_ms": "placed the other way, predicted ms",
+    "other_mapping_ms": "placed the other way, predicted ms",
 }
 
 
 def transport_times(rows: Rows) -> Figure:
-    """Draw the time of an exchange one way over its bytes: a panel a place, a line a transport.
+    """Draw one-way message time over bytes: a panel per rank placement, a line per transport.
 
-    Bands reach from the least to the 90th percentile of the repeats. Predicted times have a panel
-    of their own.
+    Bands reach from the least time of the repeats to the 90th percentile. Predicted times have
+    separate panels.
 
     Args:
-        rows: of `labkit.bench.transports`.
+        rows: Measurements or predictions of `labkit.bench.transports`.
     """
     table = _exchanges(rows)
     looks = lines(table["transport"].unique())
@@ -56,8 +56,8 @@ def transport_times(rows: Rows) -> Figure:
     panels = [
         Panel(
             title=f"{place}\n{_clocks(group)}",
-            x="size of the array",
-            y="time one way",
+            x="array size",
+            y="one-way time",
             traces=line_with_band(group, "bytes", "seconds", looks, by="transport", marks=True),
             x_axis=bytes_axis(*sizes),
             y_axis=seconds_axis(*ends),
@@ -66,7 +66,7 @@ def transport_times(rows: Rows) -> Figure:
         for place, group in table.groupby("place", sort=False)
     ]
     grid = [panels[start : start + 2] for start in range(0, len(panels), 2)]
-    title = f"One exchange by its transport · {_clocks(table)} · network {_networks(rows)}"
+    title = f"One exchange by transport · {_clocks(table)} · network {_networks(rows)}"
     words = [
         f"{place}, {transport}: {seconds_text(group['seconds'].iloc[-1])} for "
         f"{bytes_text(group['bytes'].iloc[-1])}"
@@ -77,10 +77,10 @@ def transport_times(rows: Rows) -> Figure:
 
 
 def transport_steps(trained: Rows) -> Figure:
-    """Draw the median training step as a bar a transport and place, with the spread of repeats.
+    """Draw the median training step per transport and rank placement, with the repeats' spread.
 
     Args:
-        trained: of `labkit.bench.transports.measuring.train`.
+        trained: Measured training steps, from `labkit.bench.transports.measuring.train`.
     """
     names = [str(row["case"]) for row in trained]
     looks = lines(dict.fromkeys(str(row["transport"]) for row in trained))
@@ -96,20 +96,23 @@ def transport_steps(trained: Rows) -> Figure:
         }
     )
     panel = Panel(
-        title="A training step, one worker and one server\nmedian; bar: least to 90th percentile",
-        x="ms a step",
+        title="Training step, one worker and one server\nmedian; whisker: least to 90th percentile",
+        x="step time, ms",
         y="way",
         traces=bars(table, "ms", "way", looks, by="transport", horizontal=True),
         x_axis={"rangemode": "tozero"},
         y_axis={"autorange": "reversed", "automargin": True},
     )
-    title = f"Training by its transport · wall clock · network {_networks(trained)}"
+    title = f"Training step by transport · wall clock · network {_networks(trained)}"
     words = [f"{name}: {text}" for name, text in hover.items()]
     return sheet([[panel]], looks.values(), title, [], words, plot=80 + 40 * len(names))
 
 
 def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return a row a transport, place and size (the least and this one): ms, copies, CPU time."""
+    """Return time, copies and CPU time per transport, rank placement and size.
+
+    The sizes are the least measured size and `nbytes`.
+    """
     table = _exchanges(rows)
     measured = {"processor_ns": "processor ns a byte", "tcp": "by TCP, times the array"}
     table = table[table["bytes"].isin([nbytes, table["bytes"].min()])]
@@ -122,15 +125,15 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return a row a place: the time of two-sided messages over that of one-sided ones.
+    """Return a row per rank placement: time of two-sided over time of one-sided messages.
 
-    `low` and `high` compare the least of the one with the 90th percentile of the other.
+    `low` and `high` compare the least time of one transport with the 90th percentile of the other.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
     ratios = []
-    for place, here in wall.groupby("place", sort=False):
-        by = here.set_index("transport")
+    for place, place_rows in wall.groupby("place", sort=False):
+        by = place_rows.set_index("transport")
         if {"one_sided", "two_sided"} <= set(by.index):
             one, two = by.loc["one_sided"], by.loc["two_sided"]
             ratio = two["seconds"] / one["seconds"]
@@ -140,20 +143,20 @@ def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_training(trained: Rows) -> pd.DataFrame:
-    """Return a row a transport and place: the training step, time to the target, accuracy."""
+    """Return a row per transport and rank placement: step, time to the target, and accuracy."""
     table = pd.DataFrame([dict(row) for row in trained]).rename(columns=TIMES)
     table[OVER_FASTEST] = table["ms"] / table["ms"].min()
     columns = ["transport", "place", "bytes", *TIMES.values(), OVER_FASTEST]
     return table[[*columns, "seconds_to_target", "accuracy"]]
 
 
-def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
-    """Compare transports place by place, at the smallest size, and in training steps.
+def summarize_transport(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
+    """Compare transports by rank placement, at the smallest size, and in training steps.
 
     Args:
-        rows: of `labkit.bench.transports.measuring.measure`, and of `predict`.
-        nbytes: the size at which they are compared.
-        trained: of `labkit.bench.transports.measuring.train`.
+        rows: Results of `labkit.bench.transports.measuring.measure` and `predict`.
+        nbytes: Message size in bytes at which the transports are compared.
+        trained: Measured training steps, from `labkit.bench.transports.measuring.train`.
     """
     table = _exchanges(rows)
     group = table[table["bytes"] == nbytes]
@@ -162,21 +165,23 @@ def transport_reading(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
     small = small.assign(name=small["transport"] + " by " + small["place"])
     latency = [_smallest(small, "Latency, ", "seconds")] if len(small) > 1 else []
     gains = [
-        _ratio(f"Two-sided over one-sided by {row.place}, {bytes_text(nbytes)}", row[2:5])
+        _ratio(
+            f"Ratio of two-sided to one-sided time by {row.place}, {bytes_text(nbytes)}", row[2:5]
+        )
         for row in transport_gains(rows, nbytes).itertuples()
     ]
     return sentences([*_by_place(group, nbytes), *gains, *latency, *_steps(trained)])
 
 
 def _ratio(what: str, values: Sequence[float]) -> Finding:
-    """Return the finding of a ratio of times, given with its least and greatest value."""
+    """Return the finding on a speed-up, given as (ratio, least, greatest)."""
     ratio, low, high = values
     verdict = ratio_verdict(low, high)
     return Finding(what, value=ratio, band=(low, high), text="{:.2f}".format, verdict=verdict)
 
 
 def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Finding:
-    """Return the finding on the fastest and the slowest with the smallest buffer, in seconds."""
+    """Return the finding on the fastest and slowest of these rows, which share a buffer size."""
     ranked = table.sort_values(column).to_dict("records")
     first, last = ranked[0], ranked[-1]
     slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
@@ -186,11 +191,11 @@ def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Findin
 
 
 def _exchanges(rows: Rows) -> pd.DataFrame:
-    """Return the rows of exchanges, in seconds, with the text of each under the pointer."""
+    """Return the rows of message exchanges, with times in seconds and a hover text."""
     table = pd.DataFrame([dict(row) for row in rows if row["what"] == "exchange"])
     for column in ("processor_ns", "tcp"):
         if column not in table:
-            table[column] = None  # predictions count neither
+            table[column] = None  # predictions have no CPU time and no TCP byte count
     for column, details in {
         "seconds": "median",
         "seconds_low": "min",
@@ -205,21 +210,21 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Return the networks of rows; a row without one is of the network of this machine."""
-    named = [str(row["network"] or "this machine's own") for row in rows]
+    """Return the networks of the rows; a row without one used the network of this machine."""
+    named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
 
 def _clocks(table: pd.DataFrame) -> str:
-    """Return `wall clock`, `simulation, not measured`, or both."""
+    """Name the clocks of the rows: `wall clock`, `simulation, not measured`, or both."""
     texts = {"wall": "wall clock", "simulation": "simulation, not measured"}
     return " and ".join(texts[clock] for clock in table["clock"].unique())
 
 
 def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
-    """Name the fastest transport in each place, and the ratios of the others."""
-    for place, here in group.groupby("place", sort=False):
-        ranked = here.sort_values("seconds")
+    """Yield a finding per rank placement: the fastest transport, and how much slower others are."""
+    for place, place_rows in group.groupby("place", sort=False):
+        ranked = place_rows.sort_values("seconds")
         first = ranked.iloc[0]
         details = [
             f"{row.transport} takes {row.seconds / first.seconds:.2f} times the fastest"
@@ -238,26 +243,26 @@ def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
 
 
 def _steps(trained: Rows) -> Iterator[Finding]:
-    """List the training steps, the fastest first, and when each reached the target."""
+    """Yield a finding per measured training, the shortest step first, with time to the target."""
     ranked = sorted(trained, key=lambda row: float(row["median_ms"] or 0.0))
     for number, row in enumerate(ranked):
         middle, low, high = (float(row[name] or 0.0) / 1e3 for name in TIMES)
         times = 1e3 * middle / float(ranked[0]["median_ms"] or 1.0)
         slower = (f"{times:.2f} times the fastest",) if number else ()
-        what, details = f"A training step, {row['case']}", (*slower, _arrival(row))
+        what, details = f"Training step, {row['case']}", (*slower, _arrival(row))
         yield Finding(what, value=middle, band=(low, high), text=seconds_text, details=details)
 
 
 def _arrival(row: Mapping[str, str | float | None]) -> str:
-    """Return when the target was reached."""
-    there, target = row["seconds_to_target"], float(row["target"] or 0.0)
-    if there is None:
-        return f"{target:.0%} of held-out rows were not reached"
-    return f"{target:.0%} of held-out rows after {float(there):.3g} s"
+    """Describe the time to the target accuracy."""
+    seconds, target = row["seconds_to_target"], float(row["target"] or 0.0)
+    if seconds is None:
+        return f"target accuracy {target:.0%} not reached"
+    return f"target accuracy {target:.0%} after {float(seconds):.3g} s"
 
 
 def hosts_ways(network: Network) -> pd.DataFrame:
-    """Return latency and bandwidth between two hosts, and between two ranks of one host."""
+    """Return latency and bandwidth between hosts, and between ranks on one host."""
     inside = network.host_latency or network.latency, network.host_bandwidth or network.bandwidth
     ways = {"between hosts": (network.latency, network.bandwidth), "inside a host": inside}
     rows = [
@@ -268,11 +273,11 @@ def hosts_ways(network: Network) -> pd.DataFrame:
 
 
 def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
-    """Return a row an algorithm, with the largest buffer: bytes by level, and time on the link.
+    """Return a row per algorithm at the largest buffer: bytes in all and between hosts, times.
 
     Args:
-        rows: of `labkit.bench.host_allreduce.measure`.
-        network: that it was predicted on.
+        rows: Measurements of `labkit.bench.host_allreduce.measure`.
+        network: Network whose bandwidth gives the time of the bytes between hosts.
     """
     table = _table(rows)
     table = table[table["bytes"] == table["bytes"].max()]
@@ -282,7 +287,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
 
 
 def hosts_gains(rows: Rows) -> pd.DataFrame:
-    """Return a row an algorithm and size: the time of the ring over its own, by repeat."""
+    """Return speed-ups over the ring by algorithm and size, from the time ratio of each repeat."""
     table = _table(rows)
     table = table[table["algorithm"] != BASE]
     return (
@@ -293,13 +298,13 @@ def hosts_gains(rows: Rows) -> pd.DataFrame:
 
 
 def hosts_speedup(rows: Rows) -> Figure:
-    """Draw the time of the ring over that of each algorithm by bytes, measured and simulated.
+    """Draw the speed-up of each algorithm over the ring by size, measured and simulated.
 
     Args:
-        rows: of `labkit.bench.host_allreduce.measure`.
+        rows: Measurements of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
-    looks = lines(table["algorithm"])  # with the ring, for the colours of other figures
+    looks = lines(table["algorithm"])  # includes the ring, so that colours agree with other figures
     table = table[table["algorithm"] != BASE]
     ends = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     table["hover"] = [
@@ -310,8 +315,8 @@ def hosts_speedup(rows: Rows) -> Figure:
     panels = [
         Panel(
             title=f"{title}\nabove 1: faster than the ring",
-            x="size of the buffer",
-            y="ring's time / its own",
+            x="buffer size",
+            y="speed-up over the ring",
             traces=[
                 rule(ends, [1, 1], "dash"),
                 *line_with_band(group, "bytes", column, looks, by="algorithm", marks=True),
@@ -325,17 +330,17 @@ def hosts_speedup(rows: Rows) -> Figure:
             ("Predicted, not measured", known, "predicted_ratio"),
         )
     ]
-    title = f"What spares the link · wall clock and simulation · network {rows[0]['network']}"
-    remark = "markers: medians of ratios by repeat; bands: least to greatest"
+    title = f"Speed-up over the ring · wall clock and simulation · network {rows[0]['network']}"
+    remark = "markers: medians of the ratios of repeats; bands: least to greatest"
     shown = [looks[name] for name in table["algorithm"].unique()]
     return sheet([panels], shown, title, [remark], list(table["hover"]), plot=250)
 
 
 def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
-    """Return a row a run: its step, its ratio to that of the ring, and its predicted allreduce.
+    """Return a row per run: step time, speed-up over the ring, and predicted allreduce time.
 
-    `least` and `most` compare the 10th percentile of the one with the 90th of the other. Runs that
-    failed the equivalence gate have no times.
+    `least` and `most` are speed-ups from the 10th percentile of one run's step and the 90th of the
+    other's. Runs that failed the equivalence check have no times.
     """
     records = []
     for run in runs:
@@ -347,7 +352,7 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
         verdict = metrics["equivalence"]["verdict"]
         records.append((name, verdict, nbytes, 1e3 * seconds, *times))
     times = ["step ms", "p10 ms", "p90 ms"]
-    columns = ["algorithm", "gate", "bytes", "predicted sum, ms", *times]
+    columns = ["algorithm", "equivalence", "bytes", "predicted sum, ms", *times]
     table = pd.DataFrame(records, columns=columns).astype(dict.fromkeys(times, float))
     ring = table[table["algorithm"] == BASE].iloc[0]
     for column, one, other in zip(
@@ -357,16 +362,17 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     return table
 
 
-def hosts_reading(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown:
-    """Say which algorithms do not pay, which do, and what crosses the link between hosts.
+def summarize_hosts(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown:
+    """Summarize which algorithms are faster than the ring, and the traffic between hosts.
 
     Args:
-        rows, network: of `labkit.bench.host_allreduce.measure`.
-        runs: of the same training, by the ring and by others.
+        rows, network: Measurements of `labkit.bench.host_allreduce.measure`, and their network.
+        runs: Runs of the same experiment, with the ring and with other algorithms.
     """
     table = _table(rows)
     findings = [*_gains(table), *_step_gains(hosts_training(runs, network))]
-    findings.sort(key=lambda finding: finding.verdict == "it pays")  # null results come first
+    # Algorithms without a gain come first.
+    findings.sort(key=lambda finding: finding.verdict == "it pays")
     small = table[table["bytes"] == table["bytes"].min()].dropna(subset="median_ms")
     small = small.assign(name=small["algorithm"], s=small["median_ms"] / 1e3)
     small = small.assign(low=small["min_ms"] / 1e3, high=small["p90_ms"] / 1e3)
@@ -375,7 +381,7 @@ def hosts_reading(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdown
 
 
 def _table(rows: Rows) -> pd.DataFrame:
-    """Return the rows as a table, without the times of wrong sums."""
+    """Return the rows as a table; allreduces with wrong sums have no times."""
     table = pd.DataFrame([dict(row) for row in rows])
     for column in ("link_bytes", "predicted_link_bytes"):
         table[column] = table[column].astype(float)
@@ -385,12 +391,12 @@ def _table(rows: Rows) -> pd.DataFrame:
 
 
 def _gains(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare the ring with each algorithm at the largest buffer."""
+    """Yield a finding per algorithm: its speed-up over the ring at the largest buffer."""
     group = table[(table["bytes"] == table["bytes"].max()) & (table["algorithm"] != BASE)]
     for row in group.itertuples():
-        what = f"Time of {BASE} over that of **{row.algorithm}**, {bytes_text(row.bytes)}"
+        what = f"Speed-up of **{row.algorithm}** over {BASE}, {bytes_text(row.bytes)}"
         if not row.correct:
-            yield Finding(what, details=("its sums were wrong, so no time is given",))
+            yield Finding(what, details=("no time, because its sums were wrong",))
             continue
         if not np.isnan(row.predicted_ratio):
             what += f", predicted {row.predicted_ratio:.2f}"
@@ -398,27 +404,27 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
-    """Compare training steps with the ring and with each other algorithm."""
+    """Yield a finding per algorithm: the speed-up of a training step over that with the ring."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
-        what = f"A training step, time of {BASE} over that of **{row['algorithm']}**"
+        what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]
         if np.isnan(values[0]):
-            yield Finding(what, details=("the gate has failed, so no time is given",))
+            yield Finding(what, details=("no time, because the equivalence gate failed",))
         else:
             yield _ratio(what, values)
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """Say the latencies of both levels, the time of the ring on the link, and placed otherwise."""
+    """Yield findings on latency between and within hosts, and on the ring with both placements."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
-        "A byte takes",
-        details=(f"{between['latency']} between hosts, {inside['latency']} inside one",),
+        "Latency",
+        details=(f"{between['latency']} between hosts, {inside['latency']} within a host",),
     )
     [ring] = traffic[traffic["algorithm"] == BASE].to_dict("records")
-    names = [TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_place_ms")]
-    alone, group, other = (seconds_text(ring[name] / 1e3) for name in names)
-    details = f"of {group}, as predicted, its bytes have the link for {alone}"
+    names = [TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_mapping_ms")]
+    alone, total, other = (seconds_text(ring[name] / 1e3) for name in names)
+    details = f"predicted time {total}, of which its bytes use the link for {alone}"
     yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", details=(details,))
-    details = f"{other} by prediction, in place of {group}"
-    yield Finding(f"Ranks placed the other way, {BASE} would take", details=(details,))
+    details = f"predicted {other} instead of {total}"
+    yield Finding(f"With the other placement of ranks, {BASE} takes", details=(details,))

@@ -1,4 +1,4 @@
-"""Time of a step: the Gantt of its exchange, overlap of communication, and parts of the step."""
+"""Time of a training step: Gantt chart, overlap of communication with compute, and parts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
     PALETTE,
-    Entry,
-    Line,
+    LineStyle,
+    RunEntry,
     clock_and_network,
     entries,
     safe_text,
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import part_bars, points
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import overload, sheet
@@ -32,15 +32,15 @@ from labkit.figures.runs.speed import refusal, refusals
 from labkit.records.overlap import NO_SPEED, hidden_parts, overlaps
 from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs
-from labkit.records.timed_steps import activities, step_seconds, timeline_of, usual
+from labkit.records.timed_steps import activities, step_seconds, timeline_of, typical_steps
 
-SHOWN = 3  # steps, where none are named
-MOST_RANKS = 8  # of more, the first are drawn
-LANE = 24  # pixels a lane
+SHOWN = 3  # default number of training steps in a timeline
+MOST_RANKS = 8  # greatest number of ranks in a timeline
+LANE = 24  # height in pixels of a lane
 STEP = ", step %{customdata[0]}"
-# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
-KINDS = {"compute": Kind("compute", "#56B4E9", f"compute{STEP}")} | {
-    kind: Kind(f"{kind}{what}", color, f"{kind} bucket %{{customdata[1]}}{STEP}")
+# These colours of Okabe and Ito (2008) are distinct with any colour vision.
+KINDS = {"compute": BarKind("compute", "#56B4E9", f"compute{STEP}")} | {
+    kind: BarKind(f"{kind}{what}", color, f"{kind} bucket %{{customdata[1]}}{STEP}")
     for kind, what, color in (
         ("pack", " a bucket", "#009E73"),
         ("wait", " for a bucket", "#E69F00"),
@@ -50,51 +50,53 @@ KINDS = {"compute": Kind("compute", "#56B4E9", f"compute{STEP}")} | {
 
 
 def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> Figure:
-    """Draw a Gantt chart a run on the same scale of time, with two lanes a rank.
+    """Draw a Gantt chart for each run on the same time scale, with two lanes per rank.
 
-    training: compute (the step without packing and waiting), pack, wait; communication:
-    the rank's communication thread, bucket by bucket. All ranks are on one clock, that of the host.
+    The lane "training" shows computing, packing of gradients into buckets, and waiting for buckets.
+    The lane "communication" shows when the communication thread exchanges each bucket. All ranks
+    use the clock of the host.
 
     Args:
-        runs: one or several.
-        steps: which to draw; default: three in a row that take as long as is usual, without the
-            first 10.
+        runs: Runs to draw.
+        steps: Numbers of the steps to draw; default: three consecutive steps of typical duration,
+            after the first 10.
 
     Raises:
-        LabkitError: a run has no timeline. InvalidInput: it has none of these steps.
+        LabkitError: A run has no timeline.
+        InvalidInput: A run has none of these steps.
     """
     shown = entries(runs)
     wanted = None if steps is None else sorted(set(steps))
     drawn = {e.key: _activities(e, wanted) for e in shown if not e.gate_failed}
-    # One scale for all runs, so that a shorter step looks shorter.
+    # All runs share a time scale, so that a shorter step looks shorter.
     ends = [rows[rows["kind"] == "step"]["stop"].max() for rows in drawn.values()]
     ranks = max((rows["rank"].nunique() for rows in drawn.values()), default=1)
     panels, words = [], []
     for entry in shown:
         if entry.gate_failed:
-            panels.append(Lanes(entry.label, note=refusal(entry)))
+            panels.append(GanttPanel(entry.label, note=refusal(entry)))
             words.append(f"{entry.label}: {refusal(entry)}")
         else:
             details = _durations(drawn[entry.key])
             panels.append(_panel(f"{entry.label}\n{details}", drawn[entry.key]))
-            words.append(f"{entry.label}: {details}; {_waits(entry, drawn[entry.key])}")
+            words.append(f"{entry.label}: {details}; {_wait_text(entry, drawn[entry.key])}")
     title = f"Timeline, {ranks} ranks · {clock_and_network(shown)}"
     remark = f"the first {MOST_RANKS} ranks" if ranks > MOST_RANKS else ""
     return lanes(panels, KINDS, title, remark, words, LANE, 1e3 * max(ends, default=1e-3))
 
 
-def _activities(entry: Entry, wanted: Sequence[int] | None) -> pd.DataFrame:
+def _activities(entry: RunEntry, wanted: Sequence[int] | None) -> pd.DataFrame:
     events = timeline_of(entry.run)
     try:
-        return activities(events, usual(events, SHOWN) if wanted is None else wanted)
+        return activities(events, typical_steps(events, SHOWN) if wanted is None else wanted)
     except InvalidInput as error:
         raise InvalidInput(f"{entry.label} has {error}") from error
 
 
-def _panel(title: str, rows: pd.DataFrame) -> Lanes:
+def _panel(title: str, rows: pd.DataFrame) -> GanttPanel:
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
     rows = rows[rows["rank"].isin(ranks)]
-    # Communication overlaps training, so that their bars need separate lanes.
+    # Communication overlaps with training, so the two need separate lanes.
     served = rows["kind"] == "communicate"
     ways = served.map({True: "communication", False: "training"})
     bars = rows.assign(
@@ -104,14 +106,14 @@ def _panel(title: str, rows: pd.DataFrame) -> Lanes:
         text=rows["bucket"].map("{:.0f}".format).where(served, ""),
     )
     order = [f"rank {rank} {way}" for rank in ranks for way in ("training", "communication")]
-    # A step holds all of its parts: as a bar it would lie over them.
+    # The step has no bar, because it would cover the bars of its parts.
     steps = bars["kind"] == "step"
-    details, below = ("step", "bucket"), [_begins(bars[steps])]
-    return Lanes(title, order, bars[~steps], details, below)
+    details, below = ("step", "bucket"), [_step_marks(bars[steps])]
+    return GanttPanel(title, order, bars[~steps], details, below)
 
 
-def _begins(steps: pd.DataFrame) -> Trace:
-    """Return marks at the beginnings of steps."""
+def _step_marks(steps: pd.DataFrame) -> Trace:
+    """Return marks that show when each step starts."""
     return {
         "mode": "markers",
         "x": steps["start"],
@@ -124,36 +126,44 @@ def _begins(steps: pd.DataFrame) -> Trace:
 
 
 def _durations(rows: pd.DataFrame) -> str:
-    """Return `steps 20 to 22: 17.3, 17.9, 18.1 ms`."""
+    """List the durations of steps: `steps 20 to 22: 17.3, 17.9, 18.1 ms`."""
     seconds = 1e3 * step_seconds(rows)
     first, last = seconds.index.min(), seconds.index.max()
     named = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{named}: {', '.join(f'{value:.3g}' for value in seconds)} ms"
 
 
-def _waits(entry: Entry, rows: pd.DataFrame) -> str:
+def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     steps = set(rows[rows["kind"] == "step"]["step"])
-    kept = [each for each in overlaps(timeline_of(entry.run)) if each.step in steps]
-    many = max(len(kept), 1) / 1e3
-    communication = sum(each.communication for each in kept) / many
-    exposed = sum(each.exposed for each in kept) / many
-    return f"communication takes {communication:.3g} ms a step, and training waits {exposed:.3g} ms"
+    step_overlaps = [
+        step_overlap
+        for step_overlap in overlaps(timeline_of(entry.run))
+        if step_overlap.step in steps
+    ]
+    divisor = max(len(step_overlaps), 1) / 1e3
+    communication = sum(step_overlap.communication for step_overlap in step_overlaps) / divisor
+    exposed = sum(step_overlap.exposed for step_overlap in step_overlaps) / divisor
+    return (
+        f"communication takes {communication:.3g} ms per step, and training waits {exposed:.3g} ms"
+    )
 
 
-_FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # may differ from the baseline's
+_FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # fields that may differ
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return the communication hidden by overlap, beside that of an ideal order of buckets.
+    r"""Return the communication time that overlap hides, and the most that it could hide.
 
-    A row a run, medians over its steps, without the first 10: `step_ms` (the slowest rank's),
-    `communication_ms` \(C\), all buckets one after the other; `exposed_ms` \(E\), for which
-    computation stood still; `hidden_ms` \(C - E\), the saving that was reached; `ideal_ms`, that
-    of a line that serves the same buckets, ready when they were, in the best order without delay;
-    `reached` = hidden / ideal, missing where there is nothing to hide. `against_sequential_ms`:
-    how much shorter the step is than that of the sequential run among these, where there is one.
+    The table has a row for each run, with medians over its steps after the first 10. `step_ms` is
+    the time of the slowest rank. `communication_ms` \(C\) is the sum over all buckets. `exposed_ms`
+    \(E\) is the time in which computation waits for communication, and `hidden_ms` is \(C - E\).
+    `ideal_ms` is the hidden time if the link exchanged the buckets, ready at the same times, in the
+    best order without delay. `reached` is hidden / ideal, missing if nothing can be hidden.
+    `against_sequential_ms` is the step time of the run without overlap among these runs, minus that
+    of this run.
 
-    Raises: LabkitError, where a run has no timeline.
+    Raises:
+        LabkitError: A run has no timeline.
     """
     shown = entries(runs)
     all_runs = [entry.run for entry in shown]
@@ -168,8 +178,8 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     return table
 
 
-def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Say what the exchange of each run cost, what was hidden of it, and whether that paid."""
+def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
+    """Summarize the communication time of each run, its hidden part, and the resulting gain."""
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
     findings = [
@@ -191,93 +201,97 @@ def exchange_reading(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
-    """Return the sequential run that differs from this one only in the transport of buckets."""
+    """Return the run without overlap that differs from this run only in the bucket schedule."""
     if _is_sequential(run):
         return None
-    # All else has to be equal, or the difference would not be the schedule's.
+    # All other fields must be equal, so that the schedule alone explains a difference in time.
     sequential = filter(_is_sequential, runs)
-    return next((other for other in sequential if _rest(other) == _rest(run)), None)
+    return next((other for other in sequential if _other_fields(other) == _other_fields(run)), None)
 
 
 def _is_sequential(run: Run) -> bool:
-    """Whether all buckets travel after backpropagation, and no rank waits for its turn."""
+    """Whether a run sends all buckets after backpropagation, and ranks do not take turns."""
     schedule = SCHEDULES.get(run.experiment["strategy"].get("schedule"))
     return schedule is not None and schedule.after and not schedule.turns
 
 
-def _rest(run: Run) -> JSON:
+def _other_fields(run: Run) -> JSON:
     return {name: value for name, value in flatten(run.experiment).items() if name not in _FREE}
 
 
 def _words(row: dict[str, float]) -> tuple[str, ...]:
-    many = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
+    buckets = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
     details = [
-        f"a step takes {row['step_ms']:.3g} ms; {many} {row['communication_ms']:.3g} ms, and "
-        f"training waits {row['exposed_ms']:.3g} ms a step"
+        f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
+        f"training waits {row['exposed_ms']:.3g} ms per step"
     ]
-    # NaN: there was nothing to hide.
+    # A `reached` of NaN means that no communication could be hidden.
     if row["reached"] != row["reached"]:
         details.append(
-            "nothing could be hidden, for no bucket is ready before training waits for it"
+            "no communication could be hidden, because training waits before the first bucket is "
+            "ready"
         )
     elif row["hidden_ms"] <= 0:
-        details.append(f"{row['ideal_ms']:.3g} ms could be hidden, and nothing was")
+        details.append(f"{row['ideal_ms']:.3g} ms of communication could be hidden, and none is")
     else:
         details.append(
-            f"{row['hidden_ms']:.3g} ms are hidden of {row['ideal_ms']:.3g} ms that could be "
-            f"({row['reached']:.0%})"
+            f"{row['hidden_ms']:.3g} ms of communication are hidden, of at most "
+            f"{row['ideal_ms']:.3g} ms ({row['reached']:.0%})"
         )
     if (gain := row["against_sequential_ms"]) == gain:
         share = f", {gain / row['ideal_ms']:.0%} of the ideal saving" if row["reached"] > 0 else ""
         details.append(
-            f"its step is {abs(gain):.3g} ms {'shorter' if gain > 0 else 'longer'} than that of "
-            f"the sequential run{share if gain > 0 else ''}"
+            f"its step is {abs(gain):.3g} ms {'shorter' if gain > 0 else 'longer'} than the step "
+            f"of the sequential run{share if gain > 0 else ''}"
         )
     return tuple(details)
 
 
-# Hatches distinguish the parts without colour, too.
+# Hatches distinguish the parts of a step without colour.
 _LOOKS = dict(zip(PARTS, zip(PALETTE, ("", "/", "x", "."), strict=False), strict=True))
-_LETTERS = 140  # of a line under all bars
-_LINES, _LINE = 5, 14  # lines a bar at most, hovering shows the rest; pixels of a line
+_LETTERS = 140  # letters that fit in one line under all bars together
+_LINES, _LINE = 5, 14  # greatest number of lines of a label, and pixels per line
 
 
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the seconds of a step as a stacked bar a run: compute, codec, wire and wait.
+    """Draw the parts of a step as a stacked bar per run: compute, codec, wire time, and waiting.
 
-    Medians over the steady steps, mean over ranks; the diamond is the measured step, with p10 to
-    p90. A run whose equivalence gate failed has no bar. Raises LabkitError where there are no runs.
+    The parts are medians over the steady steps and means over ranks. The diamond is the measured
+    step, with p10 to p90. A run that failed its equivalence check has no bar.
+
+    Raises:
+        LabkitError: There are no runs.
     """
     shown = entries(runs)
     drawn = [(e, costs) for e in shown if not e.gate_failed and (costs := step_costs(e.run))]
-    names = [_short(entry.label, len(drawn)) for entry, _ in drawn]
+    names = [_label_lines(entry.label, len(drawn)) for entry, _ in drawn]
     panel = Panel(
-        title="Seconds of a step\nmedian over steps, mean over ranks; ◆ measured step, p10 to p90",
+        title="Parts of a step\nmedian over steps, mean over ranks; ◆ measured step, p10 to p90",
         x="run",
-        y="ms a step",
+        y="time per step, ms",
         traces=_traces(drawn),
         note=refusals(shown) or "no history",
         always_note=bool(refusals(shown)),
         x_axis=names_axis(["<br>".join(map(safe_text, lines)) for lines in names]),
         y_axis={"rangemode": "tozero"},
     )
-    title = f"Where a step goes · {clock_and_network(shown)}"
+    title = f"Parts of the step time · {clock_and_network(shown)}"
     words = [f"{entry.label}: {_in_words(costs)}" for entry, costs in drawn]
-    looks = [Line(part, color, "solid", "square") for part, (color, _) in _LOOKS.items()]
+    looks = [LineStyle(part, color, "solid", "square") for part, (color, _) in _LOOKS.items()]
     below = 36 + _LINE * max(map(len, names), default=0)
     details = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
-    # The parts add up to a step, which the diamond shows as measured.
+    # The stacked parts add up to the step; the diamond shows the measured step for comparison.
     figure.update_layout(barmode="stack")
     return figure
 
 
 def _in_words(costs: StepCosts) -> str:
-    """Return `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
+    """Describe the parts of a step: `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
     return ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in PARTS)
 
 
-def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[Trace]:
+def _traces(drawn: list[tuple[RunEntry, StepCosts]]) -> list[Trace]:
     if not drawn:
         return []
     places = list(range(len(drawn)))
@@ -297,7 +311,7 @@ def _traces(drawn: list[tuple[Entry, StepCosts]]) -> list[Trace]:
     return [*bars, _measured(drawn)]
 
 
-def _measured(drawn: list[tuple[Entry, StepCosts]]) -> Trace:
+def _measured(drawn: list[tuple[RunEntry, StepCosts]]) -> Trace:
     steps = [entry.metrics["step_ms"] for entry, _ in drawn]
     table = pd.DataFrame(
         {
@@ -308,14 +322,14 @@ def _measured(drawn: list[tuple[Entry, StepCosts]]) -> Trace:
             "hover": [f"measured step {step['median']:.3g} ms" for step in steps],
         }
     )
-    return points(table, "place", "step", Line("measured step", INK, "", "diamond"), size=9)
+    return points(table, "place", "step", LineStyle("measured step", INK, "", "diamond"), size=9)
 
 
-def _short(label: str, bars: int) -> list[str]:
-    """Return the lines of a label; long words are broken after brackets and underscores."""
-    # Nine letters at least: less would break every word.
+def _label_lines(label: str, bars: int) -> list[str]:
+    """Break a label into lines; long words break after brackets and underscores."""
+    # Lines have nine letters or more, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank where a word may be broken; it is taken out again below.
+    # A blank marks each possible break of a word; the last line removes the remaining blanks.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

@@ -1,1 +1,1 @@
-"""Forecasts beside measured runs."""
+"""Figures of forecasts and of their comparison with measured runs."""

@@ -1,4 +1,4 @@
-"""Forecasts of efficiency over workers, and forecasts against measured runs."""
+"""Forecasts of efficiency by number of workers, and comparison of forecasts with runs."""
 
 from __future__ import annotations
 
@@ -19,39 +19,46 @@ from labkit.figures.kit.sheet import sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
 
-Foreseen = Mapping[str, Sequence[Forecast]]  # by name, over the number of workers
-# By the same names, runs with what was forecast for each as it ran; one has a single worker.
+Foreseen = Mapping[str, Sequence[Forecast]]  # forecasts for several numbers of workers, by name
+# Measured runs have the same names, and each run has its own forecast. One run of each name has a
+# single worker.
 Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
-FALLEN = 0.5  # efficiency below which ranks do more waiting than work
+HALF_EFFICIENCY = 0.5  # below this efficiency, ranks lose more time than they compute
 
 
 def scaling_table(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> pd.DataFrame:
-    """Return a row a forecast or run: name, kind, workers, efficiency, samples/s, and step in s.
+    """Return a row per forecast or run: name, kind, workers, efficiency, samples/s, step in s.
 
-    Efficiency of runs is their rate over that of the run with one worker, by worker.
+    The efficiency of a run is its samples/s per worker, divided by the samples/s of the run with
+    one worker.
 
-    Raises: InvalidInput, where runs are given without one of one worker.
+    Raises:
+        InvalidInput: There are runs of a name, but none of them has one worker.
     """
     rows = [
-        {"name": name, "kind": "forecast", "workers": each.workers}
-        | _with_band("efficiency", each.weak if weak else each.strong, each)
-        | {"samples_per_s": each.samples_per_s, "step_s": each.seconds}
-        for name, own in foreseen.items()
-        for each in own
+        {"name": name, "kind": "forecast", "workers": forecast.workers}
+        | _with_band(
+            "efficiency", forecast.weak_efficiency if weak else forecast.strong_efficiency, forecast
+        )
+        | {"samples_per_s": forecast.samples_per_s, "step_s": forecast.seconds}
+        for name, forecasts in foreseen.items()
+        for forecast in forecasts
     ]
     for name, runs in (measured or {}).items():
-        alone = [run for run, _ in runs if run.metrics["workers"] == 1]
-        if not alone:
-            raise InvalidInput(f"{name}: no run has one worker, against whom the others are held")
-        base = float(np.median([run.metrics["samples_per_second"] for run in alone]))
-        rows += [_measured(name, run, here, base) for run, here in runs]
+        single_worker_runs = [run for run, _ in runs if run.metrics["workers"] == 1]
+        if not single_worker_runs:
+            raise InvalidInput(
+                f"{name}: no run has one worker; the efficiency needs one as a reference"
+            )
+        base = float(np.median([run.metrics["samples_per_second"] for run in single_worker_runs]))
+        rows += [_measured(name, run, own_forecast, base) for run, own_forecast in runs]
     return pd.DataFrame(rows)
 
 
-def _measured(name: str, run: Run, here: Forecast, base: float) -> dict[str, object]:
-    """Return the row of a run; `error` compares its rate with its own forecast."""
+def _measured(name: str, run: Run, own_forecast: Forecast, base: float) -> dict[str, object]:
+    """Return the row of a run; `error` is measured rate / forecast rate - 1."""
     count, rate, step = (run.metrics[k] for k in ("workers", "samples_per_second", "step_ms"))
     return {
         "name": name,
@@ -61,8 +68,8 @@ def _measured(name: str, run: Run, here: Forecast, base: float) -> dict[str, obj
         "efficiency_low": rate / base / count * step["median"] / step["p90"],
         "efficiency_high": rate / base / count * step["median"] / step["p10"],
         "samples_per_s": rate,
-        "step_s": here.rows / rate,
-        "error": rate / here.samples_per_s - 1,
+        "step_s": own_forecast.rows / rate,
+        "error": rate / own_forecast.samples_per_s - 1,
         "open": bool(run.metrics["oversubscribed"]),
     }
 
@@ -72,13 +79,14 @@ def forecast_scaling(
 ) -> Figure:
     """Draw efficiency over workers: forecasts as lines with intervals, runs as markers.
 
-    Open markers: ranks had to share cores.
+    Open markers are runs that used more threads than the host has cores.
 
     Args:
-        foreseen: forecasts by name.
-        measured: runs by the same names, each with its own forecast, on ranks that share this
-            machine; one of them is of one worker.
-        weak: each rank keeps its part of the batch; else they divide one batch.
+        foreseen: Forecasts by name.
+        measured: Runs by the same names, each with its own forecast for ranks that share this
+            machine; one run of each name has one worker.
+        weak: Whether each rank keeps its batch size (weak scaling); otherwise, ranks divide one
+            batch.
     """
     table = scaling_table(foreseen, measured, weak)
     looks = lines(table["name"])
@@ -87,77 +95,89 @@ def forecast_scaling(
         f"{seconds_text(row.step_s)}, {number_text(row.samples_per_s)} samples/s"
         for row in table.set_index("name", drop=False).itertuples(index=False)
     ]
-    ahead, seen = table[table["kind"] == "forecast"], table[table["kind"] == "measured"]
+    forecast_rows, measured_rows = (
+        table[table["kind"] == "forecast"],
+        table[table["kind"] == "measured"],
+    )
     edges = [float(table["workers"].min()), float(table["workers"].max())]
     traces: list[Trace] = [
-        *line_with_band(ahead, "workers", "efficiency", looks, by="name"),
-        *(points_with_bars(seen, "workers", "efficiency", looks, by="name") if len(seen) else []),
-        rule(edges, [FALLEN, FALLEN], "dash"),
+        *line_with_band(forecast_rows, "workers", "efficiency", looks, by="name"),
+        *(
+            points_with_bars(measured_rows, "workers", "efficiency", looks, by="name")
+            if len(measured_rows)
+            else []
+        ),
+        rule(edges, [HALF_EFFICIENCY, HALF_EFFICIENCY], "dash"),
     ]
-    kind = "weak: each rank keeps its rows" if weak else "strong: ranks divide one batch"
+    kind = "weak scaling: same local batch" if weak else "strong scaling: same global batch"
     panel = Panel(
-        title=f"Efficiency, {kind}\nlines: forecast, with its interval; markers: measured",
+        title=f"Efficiency, {kind}\nlines: forecasts; markers: runs, open if ranks shared cores",
         x="workers",
         y="efficiency",
         traces=traces,
         x_axis={"type": "log"},
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
     )
-    first = next(each for own in foreseen.values() for each in own)
+    first = next(forecast for forecasts in foreseen.values() for forecast in forecasts)
     title = f"Scaling · forecast · {first.where}"
     remark = f"calibration {first.calibration}"
     words = [str(finding.sentence) for finding in _scaling_findings(table)]
     return sheet([[panel]], looks.values(), title, [remark], words, plot=320)
 
 
-def scaling_reading(
+def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Say where each efficiency falls below a half, its end, and the errors of forecasts."""
+    """Summarize where efficiency falls below one half, the last efficiency, and forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
 def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
     findings = []
-    for name, own in table.groupby("name", sort=False):
-        ahead = own[own["kind"] == "forecast"].sort_values("workers")
-        above = ahead[(ahead["efficiency"] >= FALLEN).cummin()]  # it may rise again
-        last = ahead.iloc[-1]
+    for name, rows in table.groupby("name", sort=False):
+        forecast_rows = rows[rows["kind"] == "forecast"].sort_values("workers")
+        above = forecast_rows[
+            (forecast_rows["efficiency"] >= HALF_EFFICIENCY).cummin()
+        ]  # stops at the first efficiency below one half
+        last = forecast_rows.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
-        details = [f"at {last['workers']:,} workers {last['efficiency']:.0%}"]
-        seen = own[(own["kind"] == "measured") & (own["workers"] > 1)]
-        if len(seen):
-            off = f"forecasts of these off by {seen['error'].abs().median():.0%} (median)"
-            details.append(f"{plural(len(seen), 'run')} of several ranks here, {off}")
-        head = f"**{name}** keeps half of its efficiency up to"
+        details = [f"efficiency at {last['workers']:,} workers {last['efficiency']:.0%}"]
+        runs = rows[(rows["kind"] == "measured") & (rows["workers"] > 1)]
+        if len(runs):
+            error = f"median error of their forecasts {runs['error'].abs().median():.0%}"
+            details.append(f"{plural(len(runs), 'run')} of several ranks here, {error}")
+        head = f"**{name}** keeps an efficiency of at least one half up to"
         findings.append(Finding(head, details=(most, *details)))
     return findings
 
 
-def _with_band(name: str, value: float, each: Forecast) -> dict[str, float]:
-    low, high = each.interval
-    band = {f"{name}_low": value * each.seconds / high, f"{name}_high": value * each.seconds / low}
+def _with_band(name: str, value: float, forecast: Forecast) -> dict[str, float]:
+    low, high = forecast.interval
+    band = {
+        f"{name}_low": value * forecast.seconds / high,
+        f"{name}_high": value * forecast.seconds / low,
+    }
     return {name: value} | band
 
 
-WORST = 5
-# A row a setting, as `tests.acceptance.forecasts.comparison.compared` makes them: case, network,
+WORST = 5  # number of settings with the largest errors that the summary lists
+# A setting is a row of `tests.acceptance.forecasts.comparison.compared`: case, network,
 # predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error, group.
 Compared = Sequence[Mapping[str, Any]]
 
 
 def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
-    """Draw predicted over measured times, a marker a setting, with whiskers for both ranges.
+    """Draw predicted over measured step times, a marker per setting, with whiskers for ranges.
 
     Args:
-        rows: predicted and measured.
-        calibration: from which forecasts were made, by its name.
+        rows: Predicted and measured step times of each setting; see `Compared`.
+        calibration: Name of the calibration behind the forecasts, for the title.
     """
     table = _error_table(rows)
     looks = lines(table["group"])
     ends = [float(table[["least", "low"]].min().min()), float(table[["most", "high"]].max().max())]
     panel = Panel(
-        title="Time of a global batch\ndashed: predicted as measured",
+        title="Time of a global batch\ndashed: predicted = measured",
         x="measured",
         y="predicted",
         traces=[
@@ -167,19 +187,19 @@ def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
         x_axis=seconds_axis(*ends),
         y_axis=seconds_axis(*ends),
     )
-    title = "Forecasts against runs · wall clock · emulated networks"
-    words = [each.sentence for each in _error_findings(table)]
+    title = "Forecasts and measured runs · wall clock · emulated networks"
+    words = [finding.sentence for finding in _error_findings(table)]
     remarks = [f"calibration {calibration}" * bool(calibration)]
     return sheet([[panel]], looks.values(), title, remarks, words, plot=420)
 
 
-def diagonal_reading(rows: Compared) -> Markdown:
-    """Say the errors of forecasts by group, and list the five largest."""
+def summarize_diagonal(rows: Compared) -> Markdown:
+    """Summarize the errors of forecasts by group of settings, and list the five largest."""
     return sentences(_error_findings(_error_table(rows)))
 
 
 def _error_table(rows: Compared) -> pd.DataFrame:
-    """Return times in s, with the range of runs and the interval of forecasts."""
+    """Return a table of times in seconds, with the range of runs and the interval of forecasts."""
     table = pd.DataFrame(rows)
     columns = {"predicted": ("predicted", "low", "high"), "measured": ("measured", "least", "most")}
     for name, (middle, low, high) in columns.items():
@@ -197,12 +217,12 @@ def _error_table(rows: Compared) -> pd.DataFrame:
 
 def _error_findings(table: pd.DataFrame) -> list[Finding]:
     findings = []
-    for group, own in table.groupby("group", sort=False):
-        error = own["error"].abs()
-        ninth = f"nine in ten within {error.quantile(0.9):.1%}"
+    for group, rows in table.groupby("group", sort=False):
+        error = rows["error"].abs()
+        ninth = f"nine of ten errors within {error.quantile(0.9):.1%}"
         findings.append(
             Finding(
-                f"**{group}**, off by in the median of {len(own)} settings",
+                f"**{group}**, median error of {len(rows)} settings",
                 value=float(error.median()),
                 text="{:.1%}".format,
                 details=(ninth,),
@@ -210,5 +230,5 @@ def _error_findings(table: pd.DataFrame) -> list[Finding]:
         )
     calm = table[table["group"] == "calm"]
     for row in calm.loc[calm["error"].abs().sort_values().index[::-1]][:WORST].to_dict("records"):
-        findings.append(Finding("Furthest off", details=(str(row["hover"]),)))
+        findings.append(Finding("Largest error", details=(str(row["hover"]),)))
     return findings

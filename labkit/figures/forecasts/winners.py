@@ -1,4 +1,4 @@
-"""Fastest methods over bandwidth, latency and workers, and answers of a scaling study."""
+"""Fastest strategies by bandwidth, latency and workers, and summaries of a scaling study."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labkit.figures.kit.entries import PALETTE, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.panels import Trace
-from labkit.forecast import Calibration, Forecast, Source
-from labkit.forecast.study import Place, Study
+from labkit.forecast import Calibration, Forecast, Provenance
+from labkit.forecast.study import MapPoint, Study
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals
 
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # of the time of the way that is held against: less is no gain
-APART = "not told apart"
-UNSURE = "#BBBBBB"  # the colour of places where that is so
+GAIN = 0.05  # least saved share of the reference strategy's time that counts as a gain
+APART = "not distinguishable"
+UNSURE = "#BBBBBB"  # colour of map cells without a distinguishable winner
 BANDS = (
-    "A time is that of the median of seeds, its band from the seed of fewest steps to that of "
-    "most; a way is fastest where its slowest seed is ahead of the quickest of all others"
+    "Times are medians over seeds; bands reach from the seed with the fewest steps to that with "
+    "the most. A way is fastest if its slowest seed is faster than the fastest seed of all others"
 )
-CELL, AXIS = 34, 56  # pixels of a row, and of the axis above
+CELL, AXIS = 34, 56  # heights in pixels: row of the map, and axis above the map
 
 
-def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
-    """Return a row a place: latency, workers, bandwidth, the fastest way, and its gain.
+def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
+    """Return the fastest strategy and its gain for each latency, worker count and bandwidth.
 
-    `gain` is the share of the usual way's time that is saved; where it is below 5 %, the usual way
-    counts as the winner. Where times have bands, a winner is surely faster: its band ends before
-    all others begin, and another way than the usual one saves so much, too; else nobody is told
-    apart.
+    `gain` is the saved share of the reference strategy's time; below 5 %, the reference counts as
+    the winner. If times have bands over seeds, a strategy wins only if its band ends before all
+    others begin. It must also be the reference or save at least 5 %. Otherwise, the winner is "not
+    distinguishable".
 
-    Raises: InvalidInput, where the usual way is not among those of the map.
+    Raises:
+        InvalidInput: The reference strategy `usual` is not on the map.
     """
     rows = []
     for place in places:
@@ -59,18 +60,19 @@ def winners_table(places: Iterable[Place], usual: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -> Animation:
-    """Draw cells in the colour of the fastest way, with the share of time that it saves.
+def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str = "") -> Animation:
+    """Draw a map of the fastest strategy, with the share of time that it saves.
 
-    Bandwidth runs to the right, workers upwards, latency by the slider. A way that saves less than
-    5 % of the usual one's time does not count as faster, nor one whose band of seeds reaches into
-    another's.
+    Bandwidth increases to the right, the number of workers upwards, and a slider selects the
+    latency. A strategy counts as faster if it saves at least 5 % of the reference's time and its
+    band over seeds does not overlap other bands.
 
     Args:
-        places: of `Study.map`.
-        usual: the way that others are held against.
-        of: the trained model in words.
-        where: further facts on the machines.
+        places: Times of all strategies for each latency, worker count and bandwidth, from
+            `Study.map`.
+        usual: Name of the reference strategy, against which savings are computed.
+        of: Description of the trained model.
+        subtitle: Further facts, such as on the machines.
     """
     from labkit.figures.kit.canvas import HEAD
     from labkit.figures.kit.frames import CONTROLS, LEGEND, animation, legend
@@ -89,14 +91,16 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     layout: Trace = {
         "height": height,
         "margin": {"t": HEAD, "b": LEGEND + CONTROLS, "l": 76, "r": 16, "pad": 0},
-        # Above, for buttons and slider are below.
+        # The x axis is above the map, because buttons and slider are below.
         "xaxis": {"title": "bandwidth of a link", "type": "category", "side": "top"},
         "yaxis": {"title": "workers", "type": "category", "domain": [0, 1 - AXIS / height]},
     }
     squares = legend([(safe_text(name), color, "square") for name, color in looks.items()])
-    title = f"Who is fastest · forecast · {of}"
+    title = f"Fastest way · forecast · {of}"
     findings = winners_findings(places, usual)
-    alt = ". ".join([title, where, *[BANDS] * banded, *(each.sentence for each in findings)])
+    alt = ". ".join(
+        [title, subtitle, *[BANDS] * banded, *(finding.sentence for finding in findings)]
+    )
     rows = table.drop(columns="hover").assign(
         latency=table["latency"].map(seconds_text),
         bandwidth=table["bandwidth"].map(bits_text),
@@ -114,34 +118,34 @@ def winners_map(places: Sequence[Place], usual: str, of: str, where: str = "") -
     )
 
 
-def winners_reading(places: Sequence[Place], usual: str) -> Markdown:
-    """Say in how many places another way gains, which one, and where most."""
+def summarize_winners(places: Sequence[MapPoint], usual: str) -> Markdown:
+    """Summarize how often a strategy is faster than the reference, which one, and its gain."""
     return sentences(winners_findings(places, usual))
 
 
-def winners_findings(places: Sequence[Place], usual: str) -> list[Finding]:
-    """Return findings on the places where another way gains, and where most."""
+def winners_findings(places: Sequence[MapPoint], usual: str) -> list[Finding]:
+    """Return findings on where a strategy is faster than the reference, and its largest gain."""
     table, banded = winners_table(places, usual), places[0].bands is not None
     gains = table[~table["winner"].isin([usual, APART])]
-    head = f"nother way than **{usual}** saves at least {GAIN:.0%} of the time in"
-    head = f"To the target, whatever the seed, a{head}" if banded else f"A{head}"
+    head = f"way other than **{usual}** saves at least {GAIN:.0%} of the time in"
+    head = f"To the target, with any seed, a {head}" if banded else f"A {head}"
     findings = [Finding(head, details=(f"{len(gains)} of {len(table)} places",))]
     if banded:
         unsure = int((table["winner"] == APART).sum())
-        head = f"To the target, ways are {APART}, as bands of seeds overlap or little is saved, in"
+        head = f"To the target, ways are {APART}, because bands overlap or little is saved, in"
         findings.append(Finding(head, details=(f"{unsure} of {len(table)} places",)))
     for name, group in gains.groupby("winner", sort=False):
         top = group.loc[group["gain"].idxmax()]
         most = f"{top['workers']:,} workers, {bits_text(top['bandwidth'])}, "
-        details = f"most at {most}{seconds_text(top['latency'])}: {top['gain']:.0%}"
+        details = f"largest gain at {most}{seconds_text(top['latency'])}: {top['gain']:.0%}"
         findings.append(
             Finding(f"**{name}** is fastest in", details=(f"{len(group)} of them", details))
         )
     return findings
 
 
-def _winner(place: Place, usual: str) -> tuple[str, float]:
-    """Return the fastest way in a place, and its gain."""
+def _winner(place: MapPoint, usual: str) -> tuple[str, float]:
+    """Return the fastest strategy at a map point, and its saved share of the reference time."""
     best = min(place.seconds, key=lambda name: place.seconds[name])
     gain = 1 - place.seconds[best] / place.seconds[usual]
     if place.bands is None:
@@ -151,8 +155,8 @@ def _winner(place: Place, usual: str) -> tuple[str, float]:
     return (best, gain) if sure else (APART, 0.0)
 
 
-def _time(place: Place, name: str) -> str:
-    """Return the time of a way in a place, with its band."""
+def _time(place: MapPoint, name: str) -> str:
+    """Format the time of a strategy at a map point, with its band over seeds."""
     details = f"{name} {seconds_text(place.seconds[name])}"
     if place.bands is None:
         return details
@@ -164,16 +168,16 @@ def _time(place: Place, name: str) -> str:
 def _cells(
     group: pd.DataFrame, looks: Mapping[str, str], bandwidths: list[float], workers: list[int]
 ) -> Trace:
-    """Return one frame: a cell a place."""
+    """Return the heat map for one latency, with a cell per bandwidth and number of workers."""
     by: Mapping[tuple[int, float], Mapping[str, object]] = {
         (row["workers"], row["bandwidth"]): row for row in group.to_dict("records")
     }
-    rows = [[by[count, each] for each in bandwidths] for count in workers]
+    rows = [[by[count, bandwidth] for bandwidth in bandwidths] for count in workers]
     names = list(looks)
     heat = cells(
         [[names.index(str(cell["winner"])) for cell in row] for row in rows],
-        [bits_text(each) for each in bandwidths],
-        [f"{each:,}" for each in workers],
+        [bits_text(bandwidth) for bandwidth in bandwidths],
+        [f"{count:,}" for count in workers],
         step_colors([*looks.values()] if len(names) > 1 else [*looks.values()] * 2),
         max(len(names) - 1, 1),
         "%{customdata}",
@@ -186,70 +190,70 @@ def _cells(
     return heat | {"text": texts, "texttemplate": "%{text}", "customdata": hover}
 
 
-Inputs = Mapping[str, Sequence[Run]]  # runs with the "real" and the "synthetic" input
-FAST, PROMPT = 1e10 / 8, 1e-4  # bytes/s from which, and s up to which a network counts as fast
+Inputs = Mapping[str, Sequence[Run]]  # runs with keys "real" and "synthetic", the kind of input
+FAST, PROMPT = 1e10 / 8, 1e-4  # least bandwidth (bytes/s) and greatest latency (s) of fast networks
 
 
-def sources_table(sources: Sequence[Source]) -> pd.DataFrame:
-    """Return a row a figure: its name, and its source."""
+def sources_table(sources: Sequence[Provenance]) -> pd.DataFrame:
+    """Return a row per number that a forecast uses: its name, and where it comes from."""
     return pd.DataFrame(list(sources), columns=["figure", "from"])
 
 
 def codec_table(calibration: Calibration) -> pd.DataFrame:
-    """Return a row a compressor and size: encode and decode in ms, payload, and ratio of bytes."""
+    """Return a row per compressor and gradient size: codec times, payload, compression ratio."""
     return pd.DataFrame(
         {
-            "compressor": _said(each.compressor),
-            "gradient": bytes_text(each.nbytes),
-            "encode, ms": 1e3 * each.encode.median,
-            "decode, ms": 1e3 * each.decode.median,
-            "payload": bytes_text(each.payload),
-            "ratio": each.nbytes / max(each.payload, 1),
+            "compressor": _compressor_name(codec.compressor),
+            "gradient": bytes_text(codec.nbytes),
+            "encode, ms": 1e3 * codec.encode.median,
+            "decode, ms": 1e3 * codec.decode.median,
+            "payload": bytes_text(codec.payload),
+            "ratio": codec.nbytes / max(codec.payload, 1),
         }
-        for each in calibration.codecs
+        for codec in calibration.codecs
     )
 
 
 def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
-    """Return by name the steps in which each seed reached an accuracy, in order.
+    """Return the sorted steps after which each run's seeds reached a target accuracy, by name.
 
-    A name of which a seed has not come there is left out.
+    Runs with a seed that missed the target are omitted.
     """
     by_seed = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
     return {
-        name: sorted(each.step for each in seeds if each is not None)
+        name: sorted(arrival.step for arrival in seeds if arrival is not None)
         for name, seeds in by_seed.items()
         if None not in seeds
     }
 
 
 def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
-    """Return a row a name: the number of seeds that reached an accuracy, and their steps."""
+    """Return a row per run: number of seeds that reached the target, and their steps until then."""
     rows = []
     for name, run in trained.items():
         seeds = arrivals(run, target)
-        steps = [each.step for each in seeds.values() if each is not None]
+        steps = [arrival.step for arrival in seeds.values() if arrival is not None]
         median = float(np.median(steps)) if steps else np.nan
         rows.append((name, f"{len(steps)} of {len(seeds)}", median, *_ends(steps)))
     return pd.DataFrame(rows, columns=["way", "seeds", "steps, median", "least", "most"])
 
 
 def verified_table(predicted: Mapping[str, Forecast], runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Return a row a run: predicted and measured step in ms, and the error."""
+    """Return a row per run: predicted and measured step in ms, and predicted / measured - 1."""
     rows = []
     for name, run in runs.items():
-        ahead, step = predicted[name], run.metrics["step_ms"]
-        low, high = (1e3 * each for each in ahead.interval)
-        measured = 1e3 * ahead.rows / run.metrics["samples_per_second"]
+        forecast, step = predicted[name], run.metrics["step_ms"]
+        low, high = (1e3 * seconds for seconds in forecast.interval)
+        measured = 1e3 * forecast.rows / run.metrics["samples_per_second"]
         rows.append(
-            {"run": name, "predicted, ms": 1e3 * ahead.seconds, "low": low, "high": high}
+            {"run": name, "predicted, ms": 1e3 * forecast.seconds, "low": low, "high": high}
             | {"measured, ms": measured, "p10": step["p10"], "p90": step["p90"]}
-            | {"error": 1e3 * ahead.seconds / measured - 1}
+            | {"error": 1e3 * forecast.seconds / measured - 1}
         )
     return pd.DataFrame(rows)
 
 
-def study_reading(
+def summarize_study(
     study: Study,
     strategies: Mapping[str, Strategy],
     efficiency: float,
@@ -257,20 +261,21 @@ def study_reading(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """Say how many workers and servers pay, and the cost of a slow rank and of real input.
+    """Summarize efficient numbers of workers and servers, and costs of a slow rank and of input.
 
     Args:
-        study: on machines like the measured one.
-        strategies: by name.
-        efficiency: below which more workers are not worth it.
-        slow: how many times as long one rank computes.
-        servers: by workers, how many servers are within 5 % of the fastest of a sweep.
-        inputs: runs with "real" and "synthetic" input.
+        study: Scaling study on machines that are like the measured one.
+        strategies: Strategies to forecast, by name.
+        efficiency: Least parallel efficiency (0 to 1) at which more workers are worth their cost.
+        slow: Factor by which one rank computes more slowly.
+        servers: For each number of workers, the number of servers whose time is within 5 % of the
+            shortest in a sweep.
+        inputs: Runs to compare, with the keys "real" and "synthetic" for their input.
     """
     findings = []
     for name, way in strategies.items():
         last = study.workers_until(efficiency, strategy=way)
-        details = "at 10,000 still above it" if last is None else f"up to {plural(last, 'worker')}"
+        details = "beyond 10,000 workers" if last is None else f"up to {plural(last, 'worker')}"
         findings.append(
             Finding(f"**{name}** keeps an efficiency of {efficiency:.0%}", details=(details,))
         )
@@ -282,49 +287,52 @@ def study_reading(
     first, way = next(iter(strategies.items()))
     for workers in (2, 16):
         cost = study.slow_rank(slow, workers, way)
-        head = f"One of {workers} ranks that computes {slow:g} times as long makes a step longer by"
+        head = f"Longer step if one of {workers} ranks computes {slow:g} times as long"
         findings.append(Finding(head, first, cost, text="{:.0%}".format))
-    findings += _of_input(inputs)
-    ahead = study.at(max(2, study.experiment.workers), strategy=way)
-    for what, value in (("Price", ahead.money), ("Energy, J", ahead.energy)):
+    findings += _input_cost(inputs)
+    forecast = study.at(max(2, study.experiment.workers), strategy=way)
+    for what, value in (("Price", forecast.cost), ("Energy, J", forecast.energy)):
         if value is not None:
-            head = f"{what} to the target with {plural(ahead.workers, 'worker')}"
+            head = f"{what} to the target with {plural(forecast.workers, 'worker')}"
             findings.append(Finding(head, first, value, text=number_text))
     return sentences(findings)
 
 
-def break_even_reading(
-    places: Sequence[Place],
+def summarize_break_even(
+    places: Sequence[MapPoint],
     usual: str,
     compressed: Sequence[str],
     predicted: Mapping[str, Forecast],
     runs: Mapping[str, Run],
-    reached: Sequence[Place] = (),
+    reached: Sequence[MapPoint] = (),
 ) -> Markdown:
-    """Say whether compression pays on fast networks, where each way wins, and the errors.
+    """Summarize gains from compression on fast networks, the winners, and the forecast errors.
 
     Args:
-        places: of `Study.map`.
-        usual: the way that others are held against.
-        compressed: the ways that compress.
-        predicted, runs: some places, forecast and run.
-        reached: the places with times to a target.
+        places: Times of all strategies for each latency, worker count and bandwidth, from
+            `Study.map`.
+        usual: Name of the reference strategy, against which savings are computed.
+        compressed: Names of the strategies with compression.
+        predicted, runs: Forecasts, and runs of the same settings, by the same names.
+        reached: Map points with times to a target accuracy; default: none.
     """
-    fast = [each for each in places if each.bandwidth >= FAST and each.latency <= PROMPT]
-    findings = [*_null(fast, usual, compressed), *winners_findings(places, usual)]
+    fast = [place for place in places if place.bandwidth >= FAST and place.latency <= PROMPT]
+    findings = [*_compression_gain(fast, usual, compressed), *winners_findings(places, usual)]
     if reached:
         findings += winners_findings(reached, usual)
     table = verified_table(predicted, runs)
     for row in table.to_dict("records"):
         details = f"predicted {row['predicted, ms']:.3g} ms, measured {row['measured, ms']:.3g} ms"
         findings.append(
-            Finding(f"Run: **{row['run']}**", details=(details, f"off by {row['error']:+.0%}"))
+            Finding(f"Run: **{row['run']}**", details=(details, f"error {row['error']:+.0%}"))
         )
     return sentences(findings)
 
 
-def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Iterator[Finding]:
-    """Count the compressors and places on fast networks that save time."""
+def _compression_gain(
+    fast: Sequence[MapPoint], usual: str, compressed: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield findings on how many compressors save time at how many points with fast networks."""
     pairs = [
         1 - seconds / place.seconds[usual]
         for place in fast
@@ -334,30 +342,34 @@ def _null(fast: Sequence[Place], usual: str, compressed: Sequence[str]) -> Itera
     if pairs:
         gains = sum(gain >= GAIN for gain in pairs)
         yield Finding(
-            f"From {bits_text(FAST)} on, set-ups with compression that save at least {GAIN:.0%} of "
-            f"the time of **{usual}**",
+            f"From {bits_text(FAST)} on, settings with compression that save at least {GAIN:.0%} "
+            f"of the time of **{usual}**",
             details=(f"{gains} of {len(pairs)}",),
         )
 
 
-def _of_input(inputs: Inputs) -> Iterator[Finding]:
+def _input_cost(inputs: Inputs) -> Iterator[Finding]:
     if {"real", "synthetic"} <= inputs.keys():
-        real, made = (
+        real, synthetic = (
             float(np.median([run.metrics["step_ms"]["median"] for run in inputs[name]]))
             for name in ("real", "synthetic")
         )
-        details = f"{seconds_text(real / 1e3)} and {seconds_text(made / 1e3)} a step"
+        details = f"{seconds_text(real / 1e3)} and {seconds_text(synthetic / 1e3)} per step"
         text = "{:+.1%}".format
         yield Finding(
-            "Real input beside synthetic", "", real / made - 1, text=text, details=(details,)
+            "Real input compared with synthetic input",
+            "",
+            real / synthetic - 1,
+            text=text,
+            details=(details,),
         )
 
 
-def _said(compressor: Mapping[str, object]) -> str:
-    """Return `ErrorFeedback(TopK)`."""
+def _compressor_name(compressor: Mapping[str, object]) -> str:
+    """Name a compressor and its inner compressor: `ErrorFeedback(TopK)`."""
     inner = compressor.get("inner")
     name = str(compressor["name"])
-    return f"{name}({_said(inner)})" if isinstance(inner, Mapping) else name
+    return f"{name}({_compressor_name(inner)})" if isinstance(inner, Mapping) else name
 
 
 def _ends(steps: Sequence[int]) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""Graphs of operations, their devices and copies, and the order in which they ran."""
+"""Figures of operation graphs: devices, copies, execution order, and input pipelines."""

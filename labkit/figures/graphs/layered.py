@@ -1,4 +1,4 @@
-"""Layered drawings of graphs of operations, with one colour per device."""
+"""Layered drawings of operation graphs, with one colour and symbol per device."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import NamedTuple
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, Line, lines, safe_text
+from labkit.figures.kit.entries import INK, LineStyle, lines, safe_text
 from labkit.figures.kit.marks import QUIET
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 
-MOST = 60  # nodes that a figure can show; `collapsed` makes fewer of more
-SWEEPS = 12  # over the layers, each time ordered by the neighbours in the layer before
-LAYER = 42  # pixels from layer to layer
-BEND = 0.35  # of a node's width, for an edge that passes a layer
-LOOSE = 2.0  # times its width that a layer is stretched at most, so that words have room
+MOST = 60  # greatest number of nodes in a figure; `collapsed` reduces larger graphs
+SWEEPS = 12  # number of passes that reorder all layers by the positions of neighbours
+LAYER = 42  # pixels between layers
+BEND = 0.35  # width that an edge takes in each layer it passes, relative to a node
+LOOSE = 2.0  # greatest factor by which a sparse layer is widened to make room for texts
 COPY = "#D55E00"
-# Copies whose bytes stand at the edge; those of more copies are in the hover texts.
+# With more copies between devices than this, only the hover texts show the bytes.
 NAMED = 14
 
 
 @dataclass(frozen=True)
-class Node:
-    """An operation in the picture.
+class DrawnNode:
+    """An operation in the drawing.
 
     Attributes:
-        name: its own; no two have the same.
-        kind: the text beside it, such as its type.
-        device: where it ran or would run, such as `CPU:1`.
-        details: further hover text.
-        weight: seconds, or whatever says how much it matters; for `collapsed`.
+        name: Unique name of the node.
+        kind: Text beside the node, such as the operation type.
+        device: Device that executes the operation, such as `CPU:1`.
+        details: Hover text after the name.
+        weight: Seconds, or another measure of importance; `collapsed` merges light nodes first.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """That a node needs what another one made; control: it only waits for it, nothing is read."""
+    """A dependency of the target node on the source node; a control edge carries no data."""
 
     source: str
     target: str
@@ -55,83 +55,83 @@ class Edge:
     control: bool = False
 
 
-class Place(NamedTuple):
-    """Where something is drawn: its layer from above, and across."""
+class DrawnPosition(NamedTuple):
+    """Position of a node or bend: layer from the top, and horizontal coordinate."""
 
     layer: float
     across: float
 
 
 def layered(
-    nodes: Sequence[Node],
+    nodes: Sequence[DrawnNode],
     edges: Sequence[Edge],
     title: str = "Graph",
     remark: str = "",
 ) -> Figure:
-    """Draw nodes in layers, each below all that it needs; a colour and a symbol a device.
+    """Draw nodes in layers, each below its dependencies, with a colour and a symbol per device.
 
-    A thick edge leaves its device, so that its tensor is copied; the bytes stand beside
-    it. Dotted edges carry nothing: their end only waits.
+    A thick edge connects devices, so its tensor is copied; the text beside the edge shows the
+    bytes. Dotted edges are control dependencies without data.
 
     Args:
-        nodes: at most `MOST`; more are first made fewer by `collapsed`.
-        edges: between them, without a circle.
-        title: with the clock, where times are shown.
-        remark: a line under the title.
+        nodes: At most `MOST` nodes; `collapsed` reduces larger graphs.
+        edges: Edges between the nodes, without cycles.
+        title: Title; the caller includes the clock if the figure shows times.
+        remark: Subtitle.
 
     Raises:
-        InvalidInput: there is no node or too many, two have one name, an edge begins or ends at
-            none, or the edges form a circle.
+        InvalidInput: There are no nodes or too many, two nodes have the same name, an edge refers
+            to an unknown node, or the edges form a cycle.
     """
-    places, met = layout(nodes, edges)
+    places, paths = layout(nodes, edges)
     looks = lines(sorted({node.device for node in nodes}))
     devices = {node.name: node.device for node in nodes}
-    crossing = [not each.control and devices[each.source] != devices[each.target] for each in edges]
+    crossing = [not edge.control and devices[edge.source] != devices[edge.target] for edge in edges]
     copies = [edge for edge, across in zip(edges, crossing, strict=True) if across]
-    drawn = [_edge(edge, met[edge], edge in copies, len(copies)) for edge in edges]
+    drawn = [_edge(edge, paths[edge], edge in copies, len(copies)) for edge in edges]
     drawn += [_nodes(nodes, places, device, look) for device, look in looks.items()]
     deepest = int(max(place.layer for place in places.values()))
-    # Edges, too, go around nodes.
-    ends = [each.across for each in chain(places.values(), *met.values())]
+    # The axis includes the bends of edges, because they may lie outside all nodes.
+    ends = [place.across for place in chain(places.values(), *paths.values())]
     panel = Panel(
         title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between devices\n"
-        "what a node needs stands above it",
+        "the dependencies of a node are above it",
         x="",
         y="",
         traces=drawn,
-        # Room for the words on the right of the last node.
+        # The right margin makes room for the text beside the last node.
         x_axis={"visible": False, "range": [min(ends) - 0.5, max(ends) + 1.0]},
         y_axis={"visible": False, "range": [deepest + 0.7, -0.7]},
     )
     legend = [*looks.values()]
     if copies:
-        legend.append(Line("leaves its device: a copy", COPY, "solid", "line-ew"))
+        legend.append(LineStyle("copy between devices", COPY, "solid", "line-ew"))
     words = _words(nodes, copies)
     return sheet([[panel]], legend, title, [remark], words, plot=LAYER * (deepest + 2), below=10)
 
 
-class Layout(NamedTuple):
-    """Where a graph is drawn: its nodes by name, and what each edge passes from end to end."""
+class GraphLayout(NamedTuple):
+    """Positions in the drawing: each node by name, and the points of each edge in order."""
 
-    nodes: dict[str, Place]
-    edges: dict[Edge, list[Place]]
+    nodes: dict[str, DrawnPosition]
+    edges: dict[Edge, list[DrawnPosition]]
 
 
-def layout(nodes: Sequence[Node], edges: Sequence[Edge]) -> Layout:
-    """Return the places of nodes and edges in the drawing by `layered`, with its errors."""
-    _check(nodes, edges)
+def layout(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> GraphLayout:
+    """Return the positions of nodes and edges, or raise the errors of `layered`."""
+    _validate_graph(nodes, edges)
     depths = layers([node.name for node in nodes], edges)
-    ways = _ways(edges, depths)
-    places = _places(nodes, depths, ways)
-    met = {edge: [places[name] for name in way] for edge, way in ways.items()}
-    return Layout({node.name: places[node.name] for node in nodes}, met)
+    name_paths = _edge_paths(edges, depths)
+    places = _places(nodes, depths, name_paths)
+    paths = {edge: [places[name] for name in path] for edge, path in name_paths.items()}
+    return GraphLayout({node.name: places[node.name] for node in nodes}, paths)
 
 
 def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     """Return the depth of each node: the length of the longest path from a node without inputs.
 
     Raises:
-        InvalidInput: the edges form a circle.
+        InvalidInput: The edges form a cycle.
     """
     needs: dict[str, set[str]] = {name: set() for name in names}
     for edge in edges:
@@ -140,60 +140,63 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     while len(depths) < len(needs):
         ready = [n for n, above in needs.items() if n not in depths and above <= depths.keys()]
         if not ready:
-            left = ", ".join(sorted(needs.keys() - depths.keys())[:5])
-            raise InvalidInput(f"the edges form a circle among {left}: give a graph without one")
-        # All at once: one that is ready in this round lies deeper than those of the last one.
+            remaining = ", ".join(sorted(needs.keys() - depths.keys())[:5])
+            raise InvalidInput(
+                f"the edges form a cycle among {remaining}: give a graph without cycles"
+            )
+        # All nodes whose inputs have depths get their own, one layer below the deepest input.
         depths |= {name: 1 + max((depths[n] for n in needs[name]), default=-1) for name in ready}
     return depths
 
 
-def _check(nodes: Sequence[Node], edges: Sequence[Edge]) -> None:
+def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
     names = {node.name for node in nodes}
     if not nodes:
         raise InvalidInput("no node to draw: give at least one")
     if len(names) < len(nodes):
-        raise InvalidInput("two nodes have the same name: give each a name of its own")
+        raise InvalidInput("two nodes have the same name: give each node a unique name")
     if len(nodes) > MOST:
         raise InvalidInput(
-            f"{len(nodes)} nodes cannot be told apart in one figure; allowed: {MOST}; make them "
-            "fewer with labkit.figures.collapsed"
+            f"{len(nodes)} nodes are too many for one figure; allowed: {MOST}; reduce them "
+            "with labkit.figures.collapsed"
         )
     for edge in edges:
-        if lost := {edge.source, edge.target} - names:
-            raise InvalidInput(f"an edge names {sorted(lost)[0]!r}, which is no node")
+        if unknown := {edge.source, edge.target} - names:
+            raise InvalidInput(f"an edge refers to {sorted(unknown)[0]!r}, which is not a node")
 
 
-# A way is the places of an edge in all layers that it meets: names of nodes at its ends, and in
-# between bends, which take room in their layer as nodes do.
-Way = tuple[str, ...]
+# A path of an edge through the layers holds the node names at its ends, and names of bends in the
+# layers between. Bends take room in their layer, as nodes do.
+Path = tuple[str, ...]
 
 
-def _ways(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, Way]:
-    ways = {}
+def _edge_paths(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, Path]:
+    paths = {}
     for number, edge in enumerate(edges):
         passed = range(depths[edge.source] + 1, depths[edge.target])
         bends = [f"\0{number}\0{layer}" for layer in passed]
-        ways[edge] = (edge.source, *bends, edge.target)
-    return ways
+        paths[edge] = (edge.source, *bends, edge.target)
+    return paths
 
 
 def _places(
-    nodes: Sequence[Node], depths: Mapping[str, int], ways: Mapping[Edge, Way]
-) -> dict[str, Place]:
-    """Order each layer by the middle of the neighbours above, then below, again and again.
+    nodes: Sequence[DrawnNode], depths: Mapping[str, int], paths: Mapping[Edge, Path]
+) -> dict[str, DrawnPosition]:
+    """Order each layer by the mean position of the neighbours above, then below, in many passes.
 
-    Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical
-    system structures*. Differs from it: no order is kept because it crosses least, the last one is.
+    Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical system
+    structures*. Difference: the result is the order after the last pass, not the order with the
+    fewest crossings.
     """
     rows: list[list[str]] = [[] for _ in range(max(depths.values()) + 1)]
     for node in sorted(nodes, key=lambda node: node.device):
         rows[depths[node.name]].append(node.name)
     near: dict[str, tuple[list[str], list[str]]] = {n.name: ([], []) for n in nodes}
-    for edge, way in ways.items():
-        for step, bend in enumerate(way[1:-1], 1):
+    for edge, path in paths.items():
+        for step, bend in enumerate(path[1:-1], 1):
             rows[depths[edge.source] + step].append(bend)
             near[bend] = ([], [])
-        for above, below in pairwise(way):
+        for above, below in pairwise(path):
             near[above][1].append(below)
             near[below][0].append(above)
     widest = max(sum(_widths(row)) for row in rows)
@@ -211,7 +214,9 @@ def _places(
             }
             row.sort(key=lambda name: middle[name])
             across |= zip(row, _spread(row, widest), strict=True)
-    return {name: Place(layer, across[name]) for layer, row in enumerate(rows) for name in row}
+    return {
+        name: DrawnPosition(layer, across[name]) for layer, row in enumerate(rows) for name in row
+    }
 
 
 def _widths(row: Sequence[str]) -> list[float]:
@@ -219,26 +224,26 @@ def _widths(row: Sequence[str]) -> list[float]:
 
 
 def _spread(row: Sequence[str], widest: float) -> list[float]:
-    """Return places of a row around 0; a node takes a width of one, a bend less."""
+    """Return horizontal positions of one layer, centred at 0; a bend is narrower than a node."""
     group = sum(_widths(row))
     widths = [width * min(LOOSE, widest / group) for width in _widths(row)]
     ends = [sum(widths[: place + 1]) for place in range(len(row))]
     return [end - (width + sum(widths)) / 2 for end, width in zip(ends, widths, strict=True)]
 
 
-def _edge(edge: Edge, met: Sequence[Place], copied: bool, copies: int) -> Trace:
+def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) -> Trace:
     size = bytes_text(edge.bytes)
     line = {"color": COPY if copied else INK, "width": 2.5 if copied else 0.8, "shape": "spline"}
     if edge.control:
         line["dash"] = "dot"
     if copied:
-        # For its bytes, in the last part: edges that leave one node lie apart there.
-        above, below = met[-2:]
-        middle = Place((above.layer + below.layer) / 2, (above.across + below.across) / 2)
-        met = [*met[:-1], middle, below]
+        # The bytes are written at the last segment, where edges from the same node are apart.
+        above, below = path[-2:]
+        middle = DrawnPosition((above.layer + below.layer) / 2, (above.across + below.across) / 2)
+        path = [*path[:-1], middle, below]
     trace: Trace = {
-        "x": [place.across for place in met],
-        "y": [place.layer for place in met],
+        "x": [place.across for place in path],
+        "y": [place.layer for place in path],
         "mode": "lines",
         "line": line,
         "opacity": 0.9 if copied else 0.6,
@@ -246,17 +251,19 @@ def _edge(edge: Edge, met: Sequence[Place], copied: bool, copies: int) -> Trace:
     if not copied:
         return trace | QUIET
     if copies <= NAMED:
-        texts = [size if place == len(met) - 2 else "" for place in range(len(met))]
+        texts = [size if place == len(path) - 2 else "" for place in range(len(path))]
         trace |= {"mode": "lines+text", "text": texts, "textposition": "middle right"}
         trace["textfont"] = {"size": 10, "color": COPY}
-    return trace | {"showlegend": False, "hovertemplate": _said(edge, size)}
+    return trace | {"showlegend": False, "hovertemplate": _hover_text(edge, size)}
 
 
-def _said(edge: Edge, size: str) -> str:
+def _hover_text(edge: Edge, size: str) -> str:
     return f"{safe_text(edge.source)}<br>to {safe_text(edge.target)}: {size}<extra>copy</extra>"
 
 
-def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look: Line) -> Trace:
+def _nodes(
+    nodes: Sequence[DrawnNode], places: Mapping[str, DrawnPosition], device: str, look: LineStyle
+) -> Trace:
     group = [node for node in nodes if node.device == device]
     hover = [" · ".join(filter(None, (node.name, node.details))) for node in group]
     return {
@@ -267,54 +274,55 @@ def _nodes(nodes: Sequence[Node], places: Mapping[str, Place], device: str, look
         "text": [safe_text(node.kind) for node in group],
         "textposition": "middle right",
         "textfont": {"size": 10, "color": INK},
-        "hovertext": [safe_text(each) for each in hover],
+        "hovertext": [safe_text(text) for text in hover],
         "hovertemplate": f"%{{hovertext}}<extra>{safe_text(device)}</extra>",
         "showlegend": False,
     } | look.style
 
 
-def _words(nodes: Sequence[Node], copies: Sequence[Edge]) -> list[str]:
-    on: dict[str, int] = {}
+def _words(nodes: Sequence[DrawnNode], copies: Sequence[Edge]) -> list[str]:
+    counts: dict[str, int] = {}
     for node in nodes:
-        on[node.device] = on.get(node.device, 0) + 1
-    texts = [f"{plural(count, 'node')} on {device}" for device, count in sorted(on.items())]
+        counts[node.device] = counts.get(node.device, 0) + 1
+    texts = [f"{plural(count, 'node')} on {device}" for device, count in sorted(counts.items())]
     total = bytes_text(sum(edge.bytes for edge in copies))
     return [*texts, f"{plural(len(copies), 'edge')} between devices, {total} in all"]
 
 
 def collapsed(
-    nodes: Sequence[Node], edges: Sequence[Edge], most: int = MOST
-) -> tuple[list[Node], list[Edge]]:
-    """Join neighbours on one device, the lightest first, until there are few enough.
+    nodes: Sequence[DrawnNode], edges: Sequence[Edge], most: int = MOST
+) -> tuple[list[DrawnNode], list[Edge]]:
+    """Merge neighbours on the same device, the lightest first, until at most `most` nodes remain.
 
-    Two are joined only where the first has no other successor or the second no other predecessor:
-    then no circle can arise. The heavier one gives its name and kind; weights and bytes add up.
-    Where nothing more can be joined so, more nodes than `most` are left.
+    Two nodes are merged only if the first has no other successor or the second no other
+    predecessor, so no cycle can arise. The merged node has the name and kind of the heavier one,
+    the sum of the weights, and edges with summed bytes. If no further pair can be merged, more than
+    `most` nodes remain.
 
     Args:
-        nodes, edges: as `layered` takes them.
-        most: nodes that are wanted.
+        nodes, edges: Nodes and edges of the graph, as for `layered`.
+        most: Number of nodes at which merging stops.
     """
-    kept = {node.name: node for node in nodes}
-    inside = Counter({node.name: 1 for node in nodes})
+    remaining = {node.name: node for node in nodes}
+    merged_counts = Counter({node.name: 1 for node in nodes})
     links: dict[tuple[str, str], Edge] = {}
     for edge in edges:
-        _add(links, edge)
-    while len(kept) > most and (pair := _lightest(kept, links)) is not None:
-        source, target = (kept[name] for name in pair)
-        stays, goes = (source, target) if source.weight > target.weight else (target, source)
-        del links[pair], kept[goes.name]
-        inside[stays.name] += inside.pop(goes.name)
-        kept[stays.name] = replace(stays, weight=source.weight + target.weight)
-        for ends in [ends for ends in links if goes.name in ends]:
+        _merge_edge(links, edge)
+    while len(remaining) > most and (pair := _lightest_pair(remaining, links)) is not None:
+        source, target = (remaining[name] for name in pair)
+        survivor, merged = (source, target) if source.weight > target.weight else (target, source)
+        del links[pair], remaining[merged.name]
+        merged_counts[survivor.name] += merged_counts.pop(merged.name)
+        remaining[survivor.name] = replace(survivor, weight=source.weight + target.weight)
+        for ends in [ends for ends in links if merged.name in ends]:
             edge = links.pop(ends)
-            named = [stays.name if name == goes.name else name for name in ends]
-            _add(links, replace(edge, source=named[0], target=named[1]))
-    counted_nodes = [_counted(node, inside[node.name]) for node in kept.values()]
+            named = [survivor.name if name == merged.name else name for name in ends]
+            _merge_edge(links, replace(edge, source=named[0], target=named[1]))
+    counted_nodes = [_with_count(node, merged_counts[node.name]) for node in remaining.values()]
     return counted_nodes, list(links.values())
 
 
-def _counted(node: Node, count: int) -> Node:
+def _with_count(node: DrawnNode, count: int) -> DrawnNode:
     if count == 1:
         return node
     return replace(
@@ -322,20 +330,22 @@ def _counted(node: Node, count: int) -> Node:
     )
 
 
-def _add(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
-    """Merge all edges between two nodes into one with the sum of their bytes."""
+def _merge_edge(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
+    """Add an edge to `links`, merged with an existing edge between these nodes; bytes add up."""
     ends = (edge.source, edge.target)
     if (old := links.get(ends)) is not None:
         edge = replace(edge, bytes=edge.bytes + old.bytes, control=edge.control and old.control)
     links[ends] = edge
 
 
-def _lightest(kept: dict[str, Node], links: dict[tuple[str, str], Edge]) -> tuple[str, str] | None:
+def _lightest_pair(
+    remaining: dict[str, DrawnNode], links: dict[tuple[str, str], Edge]
+) -> tuple[str, str] | None:
     after = Counter(source for source, _ in links)
     before = Counter(target for _, target in links)
     pairs = [
-        (min(kept[a].weight, kept[b].weight), (a, b))
+        (min(remaining[a].weight, remaining[b].weight), (a, b))
         for a, b in links
-        if kept[a].device == kept[b].device and (after[a] == 1 or before[b] == 1)
+        if remaining[a].device == remaining[b].device and (after[a] == 1 or before[b] == 1)
     ]
     return min(pairs, default=(0.0, None))[1]

@@ -1,4 +1,4 @@
-"""Placement of operations on devices: plans, predicted and measured steps, and products by size."""
+"""Placement of operations on devices: plans, predicted and measured steps, GPU break-even."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import pandas as pd
 
 from labkit.common.units import bits_text, bytes_text, plural, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, Line, lines
+from labkit.figures.kit.entries import INK, LineStyle, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.lanes import Kind, Lanes, connections, lanes
+from labkit.figures.kit.lanes import BarKind, GanttPanel, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
-from labkit.records.placed import WAY, Examined, Measured, Row
-from labkit.simulate.placement import Machine, Plan
+from labkit.records.placed import WAY, PlacementMeasurements, PlanMeasurement, Row
+from labkit.simulate.placement import DeviceGroup, PlacementPlan
 
-BAND = "band: least to largest of the repeats"
+BAND = "band: range of the repeats"
 NONE = (
-    "TensorFlow lists no GPU here, so products and copies of one are not measured; on a machine "
-    "with one this cell draws them, and the size from which on the way there pays."
+    "TensorFlow lists no GPU here, so products and copies on a GPU are not measured; on a machine "
+    "with a GPU, this cell draws them and the size from which the round trip is faster."
 )
 
 
 def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row a size: seconds on host and device, with and without copies.
+    """Return a row for each matrix size: times on host and device, with and without copies.
 
     Args:
-        rows: of `labkit.worker.devices.Examined.speeds`.
+        rows: Measured times of products and copies, from `labkit.worker.devices.Examined.speeds`.
 
     Returns:
-        n, host_ms, device_ms, in_ms and out_ms (of one matrix); there_ms, in which two matrices go
-        there, the product is made and comes back; pays, whether that is less than on the host, in
-        all repeats.
+        A table with the size n of n × n matrices. host_ms and device_ms are times of one product.
+        in_ms and out_ms are times to copy one matrix to and from the device. there_ms is the round
+        trip: two copies to the device, the product, and a copy back. pays is whether the round trip
+        is faster than the host in all repeats.
     """
     table = pd.DataFrame(rows)
     table["ms"] = 1e3 * table["seconds"]
@@ -57,9 +58,10 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def break_even(rows: Sequence[Row]) -> Figure | Markdown:
-    """Draw the time of products by size on both devices, of copies, and of the round trip.
+    """Draw times by matrix size: products on host and device, copies, and round trips.
 
-    Bands span the repeats. Without rows, which is without a GPU, a sentence and no figure.
+    Bands span the repeats. If `rows` is empty, because there is no GPU, the function returns a
+    sentence instead.
     """
     if not rows:
         return Markdown(NONE)
@@ -85,7 +87,7 @@ def break_even(rows: Sequence[Row]) -> Figure | Markdown:
 
 
 def break_even_finding(rows: Sequence[Row]) -> Finding:
-    """Return from which size on the round trip to the device pays."""
+    """Return the finding on the matrix size from which the round trip to the device is faster."""
     if not rows:
         return Finding(NONE.removesuffix("."))
     devices = list(dict.fromkeys(str(row["device"]) for row in rows if row["what"] == "product"))
@@ -97,53 +99,59 @@ def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
     if not pays[-1]:
         most = way["n"].iloc[-1]
         there = f"a product on {device} with its copies"
-        return f"Up to n = {most} {there} is not done before one on {host}"
+        return f"Up to n = {most}, {there} is not faster than a product on {host}"
     since = len(pays) - next((at for at, each in enumerate(pays[::-1]) if not each), len(pays))
     row = way.iloc[since]
     return (
-        f"From n = {row['n']:.0f} on a product on {device} with its copies takes less "
+        f"From n = {row['n']:.0f} on, a product on {device} with its copies takes less time "
         f"({row['there_ms']:.3g} ms) than on {host} ({row['host_ms']:.3g} ms), in all repeats"
     )
 
 
-LANE = 34  # pixels a device
+LANE = 34  # height of the lane of a device in pixels
 PREDICTED, MEASURED = "predicted", "measured"
-FREE = 1e12  # bits/s; a faster link is memory that both ends share
+FREE = 1e12  # bits/s from which the bandwidth of a link counts as unlimited (shared memory)
 SHARED = "logical CPU devices share the cores of this machine"
-# Okabe and Ito (2008), as in `entries`.
+# These colours of Okabe and Ito (2008) are distinct with any colour vision.
 PARTS = {
-    "forward": Kind("forward", "#56B4E9", "%{customdata[0]}"),
-    "gradient": Kind("gradient", "#E69F00", "%{customdata[0]}"),
-    "update": Kind("update of a variable", "#009E73", "%{customdata[0]}"),
+    "forward": BarKind("forward", "#56B4E9", "%{customdata[0]}"),
+    "gradient": BarKind("gradient", "#E69F00", "%{customdata[0]}"),
+    "update": BarKind("update of a variable", "#009E73", "%{customdata[0]}"),
 }
 
-COPY = Kind("copy between devices", INK)
+COPY = BarKind("copy between devices", INK)
 
 
 def placement_table(
-    plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] = ()
+    plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> pd.DataFrame:
-    """Return a row a link and rule: predicted steps, and measured ones for the first link.
+    """Return a row per link and placement rule: predicted and, for the first link, measured times.
 
     Args:
-        plans: by the name of the link; random ones are one row, with the spread over seeds.
-        measured: steps of the plans of the first link.
+        plans: Placements of a step's operations, by the name of the link between devices; all
+            random plans of a link form one row.
+        measured: Measured step times of the plans for the first link; default: none.
 
     Returns:
-        link, rule, plans; predicted_ms with its least and greatest over plans; copies and
-        copied_bytes (medians over plans); balance, the mean share of the step for which a device
-        computes; measured_ms, the median of all steps, with p10 and p90, and as a part
-        of_predicted; bound_ms, which no plan can beat (`TaskGraph.shortest`).
+        A table with the columns link, rule and plans (their number). predicted_ms is the median
+        over plans, with the least and greatest. copies and copied_bytes per step are medians over
+        plans. balance is the mean share of step time in which a device computes. measured_ms is the
+        median of all steps, with p10 and p90. of_predicted is measured / predicted. bound_ms is the
+        lower bound of the step time of any plan (`TaskGraph.shortest`).
     """
-    seconds = {each.name: each.seconds for each in measured}
+    seconds = {timing.name: timing.seconds for timing in measured}
     first = next(iter(plans), "")
     rows = []
     for link, made in plans.items():
         for rule_name in dict.fromkeys(map(_rule, made)):
             group = [plan for plan in made if _rule(plan) == rule_name]
             times = [1e3 * plan.makespan for plan in group]
-            taken = [1e3 * s for plan in group for s in seconds.get(plan.name, ()) if link == first]
-            low, middle, high = np.percentile(taken, [10, 50, 90]) if taken else [np.nan] * 3
+            measured_times = [
+                1e3 * s for plan in group for s in seconds.get(plan.name, ()) if link == first
+            ]
+            low, middle, high = (
+                np.percentile(measured_times, [10, 50, 90]) if measured_times else [np.nan] * 3
+            )
             rows.append(
                 {
                     "link": link,
@@ -165,13 +173,14 @@ def placement_table(
     return pd.DataFrame(rows)
 
 
-def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] = ()) -> Figure:
-    """Draw predicted steps by rule, a panel a link, and measured steps.
+def makespans(
+    plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
+) -> Figure:
+    """Draw predicted step times by placement rule, a panel per link, and measured step times.
 
-    Whiskers: of predictions the random plans of all seeds; of steps p10 to p90. The dashed line is
-    the time that no plan can beat.
-
-    Args: as `placement_table`.
+    Whiskers of predictions span the random plans of all seeds; whiskers of measured steps span p10
+    to p90. The dashed line is the lower bound of the step time of any plan. The arguments are those
+    of `placement_table`.
     """
     table = placement_table(plans, measured)
     looks = lines(table["rule"])
@@ -184,14 +193,14 @@ def makespans(plans: Mapping[str, Sequence[Plan]], measured: Sequence[Measured] 
     rows = [panels[at : at + 2] for at in range(0, len(panels), 2)]
     count = len(next(iter(plans[table["link"].iloc[0]])).machine.devices)
     clocks = "simulation and wall clock" if len(measured) else "simulation"
-    title = f"A step by placement, {count} devices · {clocks} · network by panel"
-    legend = [*looks.values(), Line("no plan can be shorter", INK, "dash", "line-ew")]
-    remarks = ["whiskers: random plans of all seeds; steps from p10 to p90"]
+    title = f"Step time by placement, {count} devices · {clocks} · network by panel"
+    legend = [*looks.values(), LineStyle("lower bound for all plans", INK, "dash", "line-ew")]
+    remarks = ["whiskers: random plans of all seeds (predicted), p10 to p90 (measured)"]
     return sheet(rows, legend, title, remarks, [_in_words(row) for row in _rows(table)], plot=230)
 
 
-def placement_gantt(plans: Sequence[Plan]) -> Figure:
-    """Draw a Gantt chart a plan: computations of each device, and copies between devices."""
+def placement_gantt(plans: Sequence[PlacementPlan]) -> Figure:
+    """Draw a Gantt chart per plan: computations on each device, and copies between devices."""
     panels, words = [], []
     for plan in plans:
         names = list(plan.machine.devices)
@@ -212,7 +221,7 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
         )
         head = f"{plan.name}: {seconds_text(plan.makespan)}"
         title = f"{head}\n{len(plan.copies)} copies over {link_text(plan.machine)}"
-        panels.append(Lanes(title, names, frame, ("task",), [_copy_lines(plan)]))
+        panels.append(GanttPanel(title, names, frame, ("task",), [_copy_lines(plan)]))
         words.append(title.replace("\n", "; "))
     end = 1e3 * max(plan.makespan for plan in plans)
     title = "Plans of a step · simulation · network in each title"
@@ -220,27 +229,27 @@ def placement_gantt(plans: Sequence[Plan]) -> Figure:
 
 
 def part_of(name: str) -> str:
-    """Return the part of a step that an operation belongs to, by the scope in its name."""
+    """Return the phase of an operation, by the scope in its name: forward, gradient or update."""
     if name.startswith("gradient_tape"):
         return "gradient"
     return "update" if name.startswith("descent") else "forward"
 
 
-def link_text(machine: Machine) -> str:
-    """Return `a link of 101 µs at 1 Gb/s`."""
+def link_text(machine: DeviceGroup) -> str:
+    """Describe the link between devices: `a link of 101 µs at 1 Gb/s`."""
     latency = f"a link of {seconds_text(machine.latency)}"
     if 8 * machine.bandwidth >= FREE:
-        return f"{latency}, bytes hardly count"
+        return f"{latency}, unlimited bandwidth"
     return f"{latency} at {bits_text(machine.bandwidth)}"
 
 
-def _copy_lines(plan: Plan) -> Trace:
+def _copy_lines(plan: PlacementPlan) -> Trace:
     names = plan.machine.devices
     times = [(1e3 * copy.start, 1e3 * copy.stop) for copy in plan.copies]
     return connections(COPY, times, [(names[c.sender], names[c.receiver]) for c in plan.copies])
 
 
-def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, Line]) -> Panel:
+def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, LineStyle]) -> Panel:
     rows = group.assign(
         hover=[f"{r['rule']}: {r[f'{what}_ms']:.3g} ms" for r in _rows(group)],
         ms=group[f"{what}_ms"],
@@ -253,7 +262,7 @@ def _panel(title: str, group: pd.DataFrame, what: str, looks: Mapping[str, Line]
     return Panel(
         title=title,
         x="",
-        y=f"a step, {what}, ms",
+        y=f"{what} step time, ms",
         traces=[*shown, rule(ends, bound, "dash")],
         y_axis={"rangemode": "tozero"},
     )
@@ -265,28 +274,28 @@ def _in_words(row: Mapping[str, Any]) -> str:
     return details if np.isnan(measured) else f"{details}, measured {measured:.3g} ms"
 
 
-def _rule(plan: Plan) -> str:
+def _rule(plan: PlacementPlan) -> str:
     return plan.name.partition(",")[0]
 
 
 LIST, ONE = "list scheduling", "all on one"
 
 
-def placer_reading(results: Examined) -> Markdown:
-    """Say what the placer of TensorFlow did with scopes, soft placement and missing kernels."""
+def summarize_placer(results: PlacementMeasurements) -> Markdown:
+    """Summarize TensorFlow's placement rules: device scopes, soft placement, missing kernels."""
     return sentences([*_scopes(results), *_kernels(results), *_rules(results)])
 
 
-def placement_reading(
-    results: Examined,
-    plans: Mapping[str, Sequence[Plan]],
-    measured: Sequence[Measured],
+def summarize_placement(
+    results: PlacementMeasurements,
+    plans: Mapping[str, Sequence[PlacementPlan]],
+    measured: Sequence[PlanMeasurement],
 ) -> Markdown:
-    """Compare placements, predicted and measured, and say whether they compute the same step.
+    """Compare predicted and measured placements, and state whether all compute the same step.
 
     Args:
-        found: of which the plans were made.
-        plans, measured: as `placement_table`.
+        results: Measurements of the machine from which the plans were made.
+        plans, measured: Plans by link and measured step times, as for `placement_table`.
     """
     table = placement_table(plans, measured)
     first = next(iter(plans))
@@ -296,100 +305,114 @@ def placement_reading(
         for link, part in table.groupby("link", sort=False)
     ]
     if measured:
-        findings += [_copies_finding(plans[first], measured), _same(measured), _measured(group)]
+        findings += [
+            _copies_finding(plans[first], measured),
+            _same_losses(measured),
+            _measured(group),
+        ]
     findings.append(break_even_finding(results.speeds))
-    return sentences([*findings, _answer(group, _dear(table))])
+    return sentences([*findings, _answer(group, _slower_links(table))])
 
 
-def _scopes(results: Examined) -> Iterator[Finding]:
-    on = {each.name: each for each in results.scoped.operations}
-    towers = {_tower(name): each.device for name, each in on.items() if name.startswith("tower")}
-    asked = {
+def _scopes(results: PlacementMeasurements) -> Iterator[Finding]:
+    operations = {operation.name: operation for operation in results.scoped.operations}
+    towers = {
+        _tower(name): operation.device
+        for name, operation in operations.items()
+        if name.startswith("tower")
+    }
+    tower_devices = {
         name: towers[_tower(name.removeprefix("gradient_tape/"))]
-        for name in on
+        for name in operations
         if name.startswith("gradient_tape/tower")
     }
-    apart = [name for name, device in asked.items() if on[name].device != device]
+    misplaced = [
+        name for name, device in tower_devices.items() if operations[name].device != device
+    ]
     yield Finding(
-        f"Device scopes around the towers: {len(apart)} of {len(asked)} gradient operations of "
-        f"towers ran on another device than their tower{', as the tape has no scope' * bool(apart)}"
+        f"Device scopes around the towers: {len(misplaced)} of {len(tower_devices)} gradient "
+        "operations ran on a different device than their tower"
+        f"{', because the tape has no scope' * bool(misplaced)}"
     )
-    named = {name: device for name, device in results.log.items() if name in on}
-    wrong = sorted(name for name, device in named.items() if on[name].device != device)
-    agree = f"all but {', '.join(wrong[:3])}" if wrong else "each"
+    named = {name: device for name, device in results.log.items() if name in operations}
+    wrong = sorted(name for name, device in named.items() if operations[name].device != device)
+    agreement = f"all but {', '.join(wrong[:3])}" if wrong else "each"
     yield Finding(
-        f"TensorFlow's placement log of this step names {len(named)} of the {len(on)} operations "
-        f"that ran, and {agree} ran where it says; the others were made after placing, by the "
-        "optimizer or where devices meet"
+        f"TensorFlow's placement log of this step names {len(named)} of the {len(operations)} "
+        f"operations that ran, and {agreement} ran on the logged device; the others were created "
+        "after placement, by the optimizer or at device boundaries"
     )
 
 
-def _kernels(results: Examined) -> Iterator[Finding]:
+def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
     types = {str(row["device"]): str(row["types"]).split(", ") for row in results.kernels}
     for kind in ("float32", "int32"):
         have = [device for device, known in types.items() if kind in known]
         lack = [device for device in types if device not in have]
-        without = f", none for {' and '.join(lack)}" if lack else ""
+        without = f", and none for {' and '.join(lack)}" if lack else ""
         yield Finding(
             f"MatMul of {kind}: the registry has a kernel for {' and '.join(have) or 'no device'}"
             f"{without}"
         )
 
 
-def _rules(results: Examined) -> Iterator[Finding]:
-    """Return a finding a question, with both modes of placement if their answers differ."""
-    asked: dict[str, dict[str, list[str]]] = {}
+def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
+    """Yield a finding per question; it tells soft from strict placement if the results differ."""
+    answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
-        details = f"refused ({_first(str(row['error']))})" if refused else f"ran on {row['ran_on']}"
-        what = f"{row['question']}, {row['op']} asked onto {row['asked']}"
+        details = (
+            f"refused ({_error_head(str(row['error']))})" if refused else f"ran on {row['ran_on']}"
+        )
+        what = f"{row['question']}, {row['op']} requested on {row['asked']}"
         way = "soft placement" if row["soft"] else "strict placement"
-        asked.setdefault(what, {}).setdefault(details, []).append(way)
-    for what, answers in asked.items():
+        answers_by_question.setdefault(what, {}).setdefault(details, []).append(way)
+    for what, answers in answers_by_question.items():
         texts = [f"with {' and '.join(ways)} {details}" for details, ways in answers.items()]
         yield Finding(f"{what[0].upper()}{what[1:]}", details=(*texts,))
 
 
 def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
-    """Return the predictions of a link; rules without a plan did not fit the memory."""
-    texts = [_promise(row) for row in rows if row["rule"] != LIST]
-    lost = [name for name in rules if name not in [row["rule"] for row in rows]]
-    texts += [f"without room: {', '.join(lost)}"] if lost else []
+    """Return the predictions for a link; a rule without a plan exceeded the memory of a device."""
+    texts = [_prediction_text(row) for row in rows if row["rule"] != LIST]
+    missing = [name for name in rules if name not in [row["rule"] for row in rows]]
+    texts += [f"memory exceeded: {', '.join(missing)}"] if missing else []
     best = next((row for row in rows if row["rule"] == LIST), None)
     if best is not None:
         copies = round(best["copies"])
-        texts.insert(0, f"**{_promise(best)}** with {copies} copied tensors or signals")
+        texts.insert(0, f"**{_prediction_text(best)}** with {copies} copied tensors or signals")
         texts[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
     bound = rows[0]["bound_ms"]
-    return Finding(
-        f"Predicted, {link}", details=(*texts, f"no plan is shorter than {bound:.3g} ms")
-    )
+    return Finding(f"Predicted, {link}", details=(*texts, f"lower bound {bound:.3g} ms"))
 
 
-def _promise(row: Mapping[str, Any]) -> str:
+def _prediction_text(row: Mapping[str, Any]) -> str:
     return f"{row['rule']} {row['predicted_ms']:.3g} ms"
 
 
-def _copies_finding(plans: Sequence[Plan], measured: Sequence[Measured]) -> Finding:
+def _copies_finding(plans: Sequence[PlacementPlan], measured: Sequence[PlanMeasurement]) -> Finding:
     planned = {plan.name: len(plan.copies) for plan in plans}
-    other = [each.name for each in measured if each.copies != planned[each.name]]
-    if other:
-        return Finding(f"TensorFlow sent other copies than planned with {', '.join(other)}")
+    differing = [timing.name for timing in measured if timing.copies != planned[timing.name]]
+    if differing:
+        return Finding(
+            f"The number of TensorFlow's copies differs from the plan for {', '.join(differing)}"
+        )
     return Finding(
-        "TensorFlow sent as many tensors and signals between devices as each plan says, "
-        f"from {min(planned.values())} to {max(planned.values())} a step"
+        "The number of tensors and signals that TensorFlow sent equals that of each plan, "
+        f"{min(planned.values())} to {max(planned.values())} per step"
     )
 
 
-def _same(measured: Sequence[Measured]) -> Finding:
+def _same_losses(measured: Sequence[PlanMeasurement]) -> Finding:
     first = measured[0]
-    other = [each.name for each in measured if list(each.losses) != list(first.losses)]
-    if not other:
+    differing = [timing.name for timing in measured if list(timing.losses) != list(first.losses)]
+    if not differing:
         return Finding(
-            f"The same step: the first {len(first.losses)} losses are equal in all bits, wherever "
-            "it is placed"
+            f"Same step: the first {len(first.losses)} losses are bitwise equal for all placements"
         )
-    return Finding(f"Not the same step: the losses of {', '.join(other)} differ from {first.name}")
+    return Finding(
+        f"Different steps: the losses of {', '.join(differing)} differ from {first.name}"
+    )
 
 
 def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
@@ -402,37 +425,39 @@ def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
     return Finding("Measured on logical devices, which share the cores", details=(*details,))
 
 
-def _dear(table: pd.DataFrame) -> list[str]:
-    """Return the links on which list scheduling is predicted to be slower than one device."""
+def _slower_links(table: pd.DataFrame) -> list[str]:
+    """Name the links with which list scheduling is predicted to be slower than one device."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []
     return [str(link) for link in by.index[by[LIST] > by[ONE]]]
 
 
-def _answer(group: Mapping[str, Mapping[str, Any]], dear: Sequence[str]) -> Finding:
+def _answer(group: Mapping[str, Mapping[str, Any]], slower_links: Sequence[str]) -> Finding:
     best = group[LIST]
     beaten = [name for name, row in group.items() if row["predicted_ms"] > best["predicted_ms"]]
     against = f"a shorter step than {' and '.join(beaten)}" if beaten else "no shorter step"
-    head = f"A cost model of {len(group)} rules' plans promises **{LIST}** {against}"
-    lost = (f"but a longer one than {ONE} with {' and '.join(dear)}",) if dear else ()
+    head = f"The cost model of {len(group)} rules predicts {against} for **{LIST}**"
+    exception = (
+        (f"but a longer step than {ONE} with {' and '.join(slower_links)}",) if slower_links else ()
+    )
     if ONE not in group or best["measured_ms"] != best["measured_ms"]:
-        return Finding(head, details=lost)
+        return Finding(head, details=exception)
     if best["measured_high_ms"] < group[ONE]["measured_low_ms"]:
-        kept = "measured steps are shorter than all on one, beyond their spread"
+        comparison = "measured steps are shorter than all on one, beyond their spread"
     elif best["measured_low_ms"] > group[ONE]["measured_high_ms"]:
-        kept = "measured steps are longer than all on one, beyond their spread"
+        comparison = "measured steps are longer than all on one, beyond their spread"
     else:
-        kept = "measured steps and those of all on one do not differ beyond their spread"
-    return Finding(head, details=(*lost, f"on the cores of this machine, {kept}"))
+        comparison = "measured steps and those of all on one do not differ beyond their spread"
+    return Finding(head, details=(*exception, f"on the cores of this machine, {comparison}"))
 
 
 def _tower(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _first(error: str) -> str:
-    """Return the first words of an error of TensorFlow, without names of its functions."""
+def _error_head(error: str) -> str:
+    """Return the first words of a TensorFlow error, without function names."""
     return error.partition(" [Op:")[0].partition(" used by")[0].rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""Ready queue of the executor in a traced step: an animation, a table, and sentences."""
+"""Ready queue of TensorFlow's executor in a traced step: animation, table, and summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural, seconds_text
-from labkit.figures.graphs.layered import MOST, Edge, Layout, Node, layout
+from labkit.figures.graphs.layered import MOST, DrawnNode, Edge, GraphLayout, layout
 from labkit.figures.graphs.step import CLOCK, nodes_of, short
 from labkit.figures.kit.canvas import Figure, axis
 from labkit.figures.kit.entries import INK, safe_text
@@ -21,32 +21,33 @@ from labkit.records.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_que
 from labkit.records.step_graph import StepGraph
 
 
-class State(NamedTuple):
-    """The look of an operation in a state: symbols distinguish states without colour, too."""
+class OperationStyle(NamedTuple):
+    """Name, colour and symbol of a state of operations; symbols distinguish without colour."""
 
     name: str
     color: str
     symbol: str
 
 
-WAITING = State("waits: number of dependencies that have not ended", "#56B4E9", "circle-open")
-QUEUED = State("in the ready queue", "#E69F00", "square")
-RUNNING = State("runs", "#D55E00", "diamond")
-DONE = State("has ended", "#009E73", "circle")
+WAITING = OperationStyle("waiting (number of unfinished dependencies)", "#56B4E9", "circle-open")
+QUEUED = OperationStyle("in the ready queue", "#E69F00", "square")
+RUNNING = OperationStyle("running", "#D55E00", "diamond")
+DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
-LEGEND = legend([(each.name, each.color, "square") for each in STATES])
-CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50  # pixels: line above, a layer, the length, axes
-TIME, LENGTH = "x2", "y2"  # axes of the queue's length
+LEGEND = legend([(state.name, state.color, "square") for state in STATES])
+# Heights in pixels: caption, layer of the graph, queue length, and gap.
+CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
+TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 
 
 def fixed_traces(
-    nodes: Sequence[Node], places: Layout, times: Sequence[float], lengths: Sequence[int]
+    nodes: Sequence[DrawnNode], places: GraphLayout, times: Sequence[float], lengths: Sequence[int]
 ) -> list[Trace]:
-    """Return the traces of all frames: edges, types, and the queue length over time in ms."""
-    at = [places.nodes[node.name] for node in nodes]
+    """Return the traces that all frames share: edges, operation types, and queue length by time."""
+    node_places = [places.nodes[node.name] for node in nodes]
     types = words(
-        # Beside the node, not under the counts.
-        np.array([[place.across + 0.16, place.layer] for place in at]),
+        # The operation type is beside the node, because the node contains the dependency count.
+        np.array([[place.across + 0.16, place.layer] for place in node_places]),
         [safe_text(node.kind) for node in nodes],
         10,
         textposition="middle right",
@@ -66,26 +67,26 @@ def fixed_traces(
 
 
 def frame(
-    nodes: Sequence[Node], places: Layout, moment: Moment, caption: str, length: int
+    nodes: Sequence[DrawnNode], places: GraphLayout, moment: Moment, caption: str, length: int
 ) -> list[Trace]:
-    """Return the traces of one moment: nodes by state, the time, and the caption."""
+    """Return the traces of one frame: nodes by state, a marker at the time, and the caption."""
     states = [state_of(node.name, moment) for node in nodes]
-    at = [places.nodes[node.name] for node in nodes]
+    node_places = [places.nodes[node.name] for node in nodes]
     counts = [moment.unresolved[node.name] for node in nodes]
     drawn: Trace = {
         "type": "scatter",
-        "x": np.array([place.across for place in at], np.float32).round(3),
-        "y": [place.layer for place in at],
+        "x": np.array([place.across for place in node_places], np.float32).round(3),
+        "y": [place.layer for place in node_places],
         "mode": "markers+text",
         "marker": {
-            "color": [each.color for each in states],
-            "symbol": [each.symbol for each in states],
+            "color": [state.color for state in states],
+            "symbol": [state.symbol for state in states],
             "size": 16,
-            "line": {"width": 2, "color": [each.color for each in states]},
+            "line": {"width": 2, "color": [state.color for state in states]},
         },
         "text": [
-            str(count) if each is WAITING else ""
-            for each, count in zip(states, counts, strict=True)
+            str(count) if state is WAITING else ""
+            for state, count in zip(states, counts, strict=True)
         ],
         "textfont": {"size": 10, "color": INK},
         "hovertext": [safe_text(f"{n.name}: {s.name}") for n, s in zip(nodes, states, strict=True)],
@@ -107,8 +108,8 @@ def frame(
     return [drawn, here, above]
 
 
-def state_of(name: str, moment: Moment) -> State:
-    """Return the state of an operation at a moment."""
+def state_of(name: str, moment: Moment) -> OperationStyle:
+    """Return the state of an operation (waiting, queued, running, done) at a moment."""
     if name in moment.running:
         return RUNNING
     if name in moment.queued:
@@ -116,15 +117,15 @@ def state_of(name: str, moment: Moment) -> State:
     return DONE if name in moment.done else WAITING
 
 
-def frame_layout(places: Layout, most: int) -> Trace:
-    """Return the axes of caption, graph and queue length, which is at most `most`."""
+def frame_layout(places: GraphLayout, most: int) -> Trace:
+    """Return the axes of caption, graph and queue length; `most` is the greatest queue length."""
     layers = [place.layer for place in places.nodes.values()]
     ends = [place.across for place in places.nodes.values()]
     high = LAYER * (max(layers) + 2)
     inner = CAPTION + high + BETWEEN + QUEUE + BETWEEN
     graph = [(QUEUE + 2 * BETWEEN) / inner, 1 - CAPTION / inner]
     time = axis("time, ms", fixedrange=True, anchor=LENGTH)
-    length = axis("in the queue", fixedrange=True, anchor=TIME, range=[-0.3, most + 0.7])
+    length = axis("operations in the queue", fixedrange=True, anchor=TIME, range=[-0.3, most + 0.7])
     wide = [min(ends) - 0.5, max(ends) + 1.2]
     return {
         "height": inner,
@@ -138,12 +139,12 @@ def frame_layout(places: Layout, most: int) -> Trace:
     }
 
 
-def _edges(places: Layout, control: bool) -> Trace:
-    """Return all edges of one kind as one trace; control edges are dotted."""
-    met = [_path(edge, path) for edge, path in places.edges.items() if edge.control == control]
-    # Plotly breaks a line at NaN.
+def _edges(places: GraphLayout, control: bool) -> Trace:
+    """Return all control edges (dotted), or all data edges, as one trace."""
+    paths = [_path(edge, path) for edge, path in places.edges.items() if edge.control == control]
+    # A point of NaN separates two edges, because Plotly breaks a line there.
     gap = np.full((1, 2), np.nan)
-    points = np.concatenate([gap[:0], *(part for path in met for part in (path, gap))])
+    points = np.concatenate([gap[:0], *(part for path in paths for part in (path, gap))])
     return {
         "type": "scatter",
         "x": points[:, 0].astype(np.float32),
@@ -163,36 +164,37 @@ def _path(edge: Edge, path: Sequence[tuple[float, float]]) -> np.ndarray:
     return np.array([(across, layer) for layer, across in path], float)
 
 
-NAMED = 4  # operations that a line above the graph names
+NAMED = 4  # greatest number of operations that the caption names
 
 
 def ready_animation(graph: StepGraph) -> Figure:
-    """Animate a traced step, a frame each time an operation begins or ends.
+    """Animate a traced step, with a frame for each start or end of an operation.
 
-    A number in a circle says how many dependencies of the operation have not ended; at zero it
-    is in the queue, until a thread takes it. Below, the length of the queue, over time as it was.
+    The number in a circle counts the unfinished dependencies of the operation. At zero, the
+    operation enters the queue and waits for a thread. A curve below the graph shows the queue
+    length over time.
 
     Args:
-        graph: of at most 60 operations that compute.
+        graph: Graph of at most 60 operations that compute.
 
     Raises:
-        InvalidInput: there are more.
+        InvalidInput: More than 60 operations compute.
     """
     nodes, edges = nodes_of(graph)
     if len(nodes) > MOST:
         raise InvalidInput(
-            f"{len(nodes)} operations cannot be told apart in one figure; allowed: {MOST}; trace "
+            f"{len(nodes)} operations are too many for one figure; allowed: {MOST}; trace "
             "a model with fewer layers"
         )
     queue = ready_queue(graph)
     moments = queue.moments()
     places = layout(nodes, edges)
-    lengths = [len(each.queued) for each in moments]
-    types = {each.name: short(each.op) for each in graph.operations}
-    begun = _begun(moments)
+    lengths = [len(moment.queued) for moment in moments]
+    types = {operation.name: short(operation.op) for operation in graph.operations}
+    started = _started(moments)
     captions = [
         _caption(moment, [types[name] for name in names], len(types))
-        for moment, names in zip(moments, begun, strict=True)
+        for moment, names in zip(moments, started, strict=True)
     ]
     states = [
         frame(nodes, places, moment, caption, length)
@@ -200,102 +202,105 @@ def ready_animation(graph: StepGraph) -> Figure:
     ]
     title = f"Ready queue of one step · {CLOCK}"
     return animation(
-        fixed=fixed_traces(nodes, places, [1e3 * each.time for each in moments], lengths),
+        fixed=fixed_traces(nodes, places, [1e3 * moment.time for moment in moments], lengths),
         states=states,
         layout=frame_layout(places, max(lengths)),
         title=title,
         alt=_in_words(title, queue, lengths),
-        table=_as_table(moments, begun, types),
+        table=_as_table(moments, started, types),
         step="moment ",
         first=1,
-        # Not the first one: a still picture shows some in each state.
-        shown=len(states) // 2,
+        # The still picture shows the middle frame, which has operations in each state.
+        first_frame=len(states) // 2,
     )
 
 
 def queue_table(graph: StepGraph) -> pd.DataFrame:
-    """Return a row an operation that computes, in the order of readiness, with its times in ms.
+    """Return a row for each operation that computes, ordered by ready time; times are in ms.
 
-    `needs` is the count with which it began, and `wait_ms` how long it was in the queue.
+    `needs` is the number of dependencies of the operation, and `wait_ms` its time in the queue.
     """
     rows = [
         {
-            "operation": each.operation.name,
-            "type": short(each.operation.op),
-            "needs": each.needs,
-            "ready_ms": 1e3 * each.ready,
-            "start_ms": 1e3 * each.start,
-            "stop_ms": 1e3 * each.stop,
-            "wait_ms": 1e3 * each.wait,
+            "operation": entry.operation.name,
+            "type": short(entry.operation.op),
+            "needs": entry.needs,
+            "ready_ms": 1e3 * entry.ready,
+            "start_ms": 1e3 * entry.start,
+            "stop_ms": 1e3 * entry.stop,
+            "wait_ms": 1e3 * entry.wait,
         }
-        for each in ready_queue(graph).served
-        if each.timed
+        for entry in ready_queue(graph).served
+        if entry.timed
     ]
     return pd.DataFrame(rows)
 
 
-def queue_reading(graph: StepGraph) -> Markdown:
-    """Say whether operations began in order, how long the queue was, and the longest wait."""
+def summarize_queue(graph: StepGraph) -> Markdown:
+    """Summarize whether operations respected their dependencies, and the queue length."""
     queue = ready_queue(graph)
     waits, moments = queue.waited, queue.moments()
-    early = queue.early()
+    early = queue.started_early()
     longest = waits[0]
-    busy = max(len(each.running) for each in moments)
-    rule = f"{len(early)} of {len(waits)} operations began before all they wait for had ended"
+    busy = max(len(moment.running) for moment in moments)
+    rule = f"{len(early)} of {len(waits)} operations started before all their dependencies ended"
     findings = [
-        Finding(rule, verdict="" if early else "each began when its count had fallen to zero"),
         Finding(
-            f"At most {max(len(each.queued) for each in moments)} operations were in the queue at "
-            f"a time, and at most {busy} ran"
+            rule, verdict="" if early else "each started after its count of dependencies was zero"
         ),
         Finding(
-            f"**{longest.operation.name}** waited longest in it, {1e3 * longest.wait:.3g} ms, "
-            f"ready at {1e3 * longest.ready:.4g} ms and begun at {1e3 * longest.start:.4g} ms"
+            f"At most {max(len(moment.queued) for moment in moments)} operations were in the "
+            f"queue at a time, and at most {busy} were running"
+        ),
+        Finding(
+            f"**{longest.operation.name}** waited longest in the queue, "
+            f"{1e3 * longest.wait:.3g} ms: "
+            f"ready at {1e3 * longest.ready:.4g} ms, started at {1e3 * longest.start:.4g} ms"
         ),
     ]
     return sentences(findings)
 
 
-def _begun(moments: Sequence[Moment]) -> list[list[str]]:
-    """Return the operations that began since the previous moment."""
-    before: set[str] = set()
+def _started(moments: Sequence[Moment]) -> list[list[str]]:
+    """Return for each moment the operations that started since the previous moment."""
+    earlier: set[str] = set()
     by_moment = []
-    for each in moments:
-        here = {*each.running, *each.done}
-        by_moment.append([name for name in each.unresolved if name in here - before])
-        before |= here
+    for moment in moments:
+        active = {*moment.running, *moment.done}
+        by_moment.append([name for name in moment.unresolved if name in active - earlier])
+        earlier |= active
     return by_moment
 
 
-def _caption(moment: Moment, begun: Sequence[str], count: int) -> str:
+def _caption(moment: Moment, started: Sequence[str], count: int) -> str:
     state = (
         f"{1e3 * moment.time:.3f} ms: in the queue {len(moment.queued)}, running "
-        f"{len(moment.running)}, ended {len(moment.done)} of {count}"
+        f"{len(moment.running)}, finished {len(moment.done)} of {count}"
     )
-    more = f" and {len(begun) - NAMED} more" if len(begun) > NAMED else ""
-    return state + (f"<br>begun: {', '.join(begun[:NAMED])}{more}" if begun else "")
+    more = f" and {len(started) - NAMED} more" if len(started) > NAMED else ""
+    return state + (f"<br>started:  {', '.join(started[:NAMED])}{more}" if started else "")
 
 
 def _in_words(title: str, queue: ReadyQueue, lengths: Sequence[int]) -> str:
-    waits = [each.wait for each in queue.waited]
+    waits = [operation.wait for operation in queue.waited]
     details = [
         f"Animated. {title}",
         f"{plural(len(waits), 'operation')} with times",
-        f"the queue holds {max(lengths)} at most",
-        f"the longest wait in it is {seconds_text(max(waits[0], 0.0))}",
-        f"what happens within {seconds_text(RESOLUTION)} is one frame",
+        f"at most {max(lengths)} operations are in the queue",
+        f"the longest wait in the queue is {seconds_text(max(waits[0], 0.0))}",
+        f"a frame joins events within {seconds_text(RESOLUTION)}",
     ]
     return ". ".join(details) + "."
 
 
 def _as_table(
-    moments: Sequence[Moment], begun: Sequence[Sequence[str]], types: dict[str, str]
+    moments: Sequence[Moment], started: Sequence[Sequence[str]], types: dict[str, str]
 ) -> str:
     def named(names: Sequence[str]) -> str:
         return ", ".join(f"{types[name]} ({name})" for name in names)
 
     rows = [
-        [f"{1e3 * each.time:.3f}", named(names), named(each.queued), named(each.running)]
-        for each, names in zip(moments, begun, strict=True)
+        [f"{1e3 * moment.time:.3f}", named(names), named(moment.queued), named(moment.running)]
+        for moment, names in zip(moments, started, strict=True)
     ]
-    return table(["ms", "begun", "in the queue", "running"], rows)
+    return table(["ms", "started", "in the queue", "running"], rows)

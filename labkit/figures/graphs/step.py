@@ -1,4 +1,4 @@
-"""Executed training steps: operations by device, sends and receives, and control dependencies."""
+"""Executed training steps: operations, transfers between devices, and control dependencies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pandas as pd
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, plural, seconds_text
-from labkit.figures.graphs.layered import Edge, Node, collapsed, layered
+from labkit.figures.graphs.layered import DrawnNode, Edge, collapsed, layered
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.findings import Finding, Markdown, sentences
-from labkit.figures.kit.lanes import Kind, Lanes, lanes
+from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 
-# Operations by the words that a reader knows them by; the others keep TensorFlow's.
+# These operation types have common names; all other types keep TensorFlow's names.
 SHORT = {
     "_Arg": "argument",
     "_Retval": "result",
@@ -30,144 +30,158 @@ UPDATE = "ResourceApplyKerasMomentum"
 CLOCK = "wall clock · network not used"
 
 
-def drawn_step(graph: StepGraph, what: str) -> Figure:
-    """Draw the executed graph from top to bottom; cheap operations are joined.
+def drawn_step(graph: StepGraph, title: str) -> Figure:
+    """Draw the executed graph from top to bottom, with cheap operations merged.
 
     Args:
-        graph: of `labkit.bench.step_graphs.measure`.
-        what: which step it is, for the title.
+        graph: Traced step, the result of `labkit.bench.step_graphs.measure`.
+        title: Description of the step.
     """
     nodes, edges = nodes_of(graph)
     few = collapsed(nodes, edges)
-    remark = f"{_counted(graph, nodes)}; the step took {seconds_text(graph.seconds)}"
-    return layered(*few, title=f"{what} · {CLOCK}", remark=remark)
+    remark = f"{_operation_counts(graph, nodes)}; the step took {seconds_text(graph.seconds)}"
+    return layered(*few, title=f"{title} · {CLOCK}", remark=remark)
 
 
-def partitioned_step(graph: StepGraph, what: str) -> Figure:
-    """Draw the executed graph with a node for each send and receive of TensorFlow."""
+def partitioned_step(graph: StepGraph, title: str) -> Figure:
+    """Draw the executed graph with a node for each Send and Recv operation of TensorFlow."""
     nodes, edges = nodes_of(graph)
-    remark = _counted(graph, nodes)
-    nodes, edges = _with_ends(graph, nodes, edges)
+    remark = _operation_counts(graph, nodes)
+    nodes, edges = _with_send_receive(graph, nodes, edges)
     few = collapsed(nodes, edges)
-    return layered(*few, title=f"{what} · {CLOCK}", remark=remark)
+    return layered(*few, title=f"{title} · {CLOCK}", remark=remark)
 
 
-def nodes_of(graph: StepGraph) -> tuple[list[Node], list[Edge]]:
-    """Return operations with type, device and time, and the edges between them.
+def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
+    """Return the operations as nodes with type, device and time, and the edges between them.
 
-    Arguments and constants are left out, but those that are sent to another device: they are there
-    before the step begins, and as many as all the rest.
+    Arguments and constants exist before the step starts, and are as many as all other operations.
+    Therefore they are omitted, unless the step sends them to another device.
     """
-    reads, sent = {each.target for each in graph.flows}, {t.source for t in graph.transfers}
+    reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [
-        each for each in graph.operations if each.name in reads | sent or not math.isnan(each.start)
+        operation
+        for operation in graph.operations
+        if operation.name in reads | sent or not math.isnan(operation.start)
     ]
-    kept = {each.name for each in shown}
+    shown_names = {operation.name for operation in shown}
     nodes = [
-        Node(each.name, short(each.op), each.device, _timing(each), each.seconds) for each in shown
+        DrawnNode(
+            operation.name,
+            short(operation.op),
+            operation.device,
+            _timing(operation),
+            operation.seconds,
+        )
+        for operation in shown
     ]
     edges = [
-        Edge(each.source, each.target, each.bytes, each.control)
-        for each in graph.flows
-        if each.source in kept
+        Edge(flow.source, flow.target, flow.bytes, flow.control)
+        for flow in graph.flows
+        if flow.source in shown_names
     ]
     return nodes, edges
 
 
-def _counted(graph: StepGraph, nodes: list[Node]) -> str:
-    left = len(graph.operations) - len(nodes)
-    return f"{len(nodes)} operations, and {left} arguments and constants that are not drawn"
+def _operation_counts(graph: StepGraph, nodes: list[DrawnNode]) -> str:
+    omitted = len(graph.operations) - len(nodes)
+    return f"{len(nodes)} operations; {omitted} arguments and constants are not drawn"
 
 
 def short(op: str) -> str:
-    """Return the type of an operation as figures show it."""
+    """Return the name of an operation type for figures."""
     return SHORT.get(op, op)
 
 
-def _timing(each: Operation) -> str:
-    if math.isnan(each.start):
-        return "computes nothing"
-    return f"{seconds_text(each.start)} after the step began, for {seconds_text(each.seconds)}"
+def _timing(operation: Operation) -> str:
+    if math.isnan(operation.start):
+        return "no computation"
+    return (
+        f"starts {seconds_text(operation.start)} after the step, "
+        f"takes {seconds_text(operation.seconds)}"
+    )
 
 
-def _with_ends(
-    graph: StepGraph, nodes: list[Node], edges: list[Edge]
-) -> tuple[list[Node], list[Edge]]:
-    """Replace each edge between devices by edges to its send, its receive, and its target."""
-    on = {node.name: node.device for node in nodes}
-    ways = {(each.source, each.receiver): each for each in graph.transfers}
+def _with_send_receive(
+    graph: StepGraph, nodes: list[DrawnNode], edges: list[Edge]
+) -> tuple[list[DrawnNode], list[Edge]]:
+    """Replace each edge between devices by a path through its send and receive operations."""
+    device_of = {node.name: node.device for node in nodes}
+    transfers = {(transfer.source, transfer.receiver): transfer for transfer in graph.transfers}
     results: dict[Edge, None] = {}
     for edge in edges:
-        leaves = on[edge.source] != on[edge.target]
-        way = ways.get((edge.source, on[edge.target])) if leaves else None
-        if way is None:
+        leaves = device_of[edge.source] != device_of[edge.target]
+        transfer = transfers.get((edge.source, device_of[edge.target])) if leaves else None
+        if transfer is None:
             results[edge] = None
         else:
-            results[Edge(edge.source, way.send, way.bytes)] = None
-            results[Edge(way.send, way.receive, way.bytes)] = None
-            results[Edge(way.receive, edge.target, way.bytes, edge.control)] = None
-    return [*nodes, *_ends(graph)], list(results)
+            results[Edge(edge.source, transfer.send, transfer.bytes)] = None
+            results[Edge(transfer.send, transfer.receive, transfer.bytes)] = None
+            results[Edge(transfer.receive, edge.target, transfer.bytes, edge.control)] = None
+    return [*nodes, *_send_receive_nodes(graph)], list(results)
 
 
-def _ends(graph: StepGraph) -> Iterator[Node]:
-    for each in graph.transfers:
-        details = each.tensor_name
-        # An infinite weight, because light nodes may be drawn inside their neighbours.
-        yield Node(each.send, "send", each.sender, details, math.inf)
-        yield Node(each.receive, "receive", each.receiver, details, math.inf)
+def _send_receive_nodes(graph: StepGraph) -> Iterator[DrawnNode]:
+    for transfer in graph.transfers:
+        details = transfer.tensor_name
+        # The infinite weight keeps these nodes separate, because `collapsed` merges light nodes
+        # with their neighbours.
+        yield DrawnNode(transfer.send, "send", transfer.sender, details, math.inf)
+        yield DrawnNode(transfer.receive, "receive", transfer.receiver, details, math.inf)
 
 
-# What only holds a value for another one; its device is that of a handle, a constant, a result.
+# These operations compute nothing: constants, results and no-ops.
 HOLDS = ("Const", "_Retval", "NoOp")
-FEW = 36  # nodes with room for their texts
-LETTERS = 16  # of a text; the hover text has the whole name
+FEW = 36  # greatest number of nodes that have room for their texts
+LETTERS = 16  # greatest length of a node's text; the hover text has the full name
 
 
 def step_picture(
     graph: StepGraph,
-    title: str = "A step as it ran",
+    title: str = "Executed step",
     most: int = FEW,
     log: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw the operations in layers, by device; cheap neighbours on a device are one node.
+    """Draw the operations in layers, coloured by device; cheap neighbours on a device are merged.
 
-    Constants, results and handles of variables are left out, as nothing is computed there.
+    Constants, results and handles of variables are omitted, because they compute nothing.
 
     Args:
-        graph: of `labkit.worker.executed_step.step_graph`.
-        title: of the step; clock and network are added.
-        most: nodes that are drawn.
-        log: device by operation from TensorFlow's placement log, for the hover texts.
+        graph: Traced step, the result of `labkit.worker.executed_step.step_graph`.
+        title: Description of the step; the figure title adds the clock and the network.
+        most: Greatest number of nodes to draw; cheap operations are merged until no more remain.
+        log: Device of each operation in TensorFlow's placement log, shown in the hover texts;
+            default: not shown.
 
     Raises:
-        InvalidInput: no operation computes, or more nodes are left than can be told apart.
+        InvalidInput: No operation computes, or more nodes remain than a figure can show.
     """
     handles = {f.source for f in graph.flows if f.bytes == 0 and not f.control}
     shown = [
-        each
-        for each in graph.operations
-        if each.op not in HOLDS and not (each.op == "_Arg" and each.name in handles)
+        operation
+        for operation in graph.operations
+        if operation.op not in HOLDS and not (operation.op == "_Arg" and operation.name in handles)
     ]
-    names = {each.name for each in shown}
+    names = {operation.name for operation in shown}
     nodes = [
-        Node(
-            each.name,
-            _short(each.op),
-            each.device,
-            f"{each.op}, {_duration(each.seconds)}{_logged(each.name, log)}",
-            each.seconds,
+        DrawnNode(
+            operation.name,
+            _short(operation.op),
+            operation.device,
+            f"{operation.op}, {_duration(operation.seconds)}{_log_text(operation.name, log)}",
+            operation.seconds,
         )
-        for each in shown
+        for operation in shown
     ]
-    kept = [flow for flow in graph.flows if flow.source in names and flow.target in names]
-    few, edges = collapsed(nodes, _edges(kept), most)
-    left = len(shown) - len(few)
-    remark = f"{left} operations are drawn inside a neighbour on their device" if left else ""
+    flows = [flow for flow in graph.flows if flow.source in names and flow.target in names]
+    few, edges = collapsed(nodes, _edges(flows), most)
+    merged = len(shown) - len(few)
+    remark = f"{merged} operations are merged with a neighbour on their device" if merged else ""
     return layered(few, edges, f"{title} · wall clock · network not emulated", remark)
 
 
 def _edges(flows: Sequence[Flow]) -> list[Edge]:
-    """Return the edges; a control edge is left out beside a data edge of the same nodes."""
+    """Return the edges without control edges that duplicate a data edge."""
     read = {(flow.source, flow.target) for flow in flows if not flow.control}
     return [
         Edge(flow.source, flow.target, flow.bytes, flow.control)
@@ -177,31 +191,32 @@ def _edges(flows: Sequence[Flow]) -> list[Edge]:
 
 
 def _short(op: str) -> str:
-    """Return `AssignSub` for `AssignSubVariableOp`."""
+    """Shorten an operation type: `AssignSub` for `AssignSubVariableOp`."""
     word = op.lstrip("_").removesuffix("Op").removesuffix("Variable")
     return word if len(word) <= LETTERS else f"{word[: LETTERS - 1]}…"
 
 
-def _logged(name: str, log: Mapping[str, str] | None) -> str:
-    """Return the device in the placement log; operations made after placing have none."""
+def _log_text(name: str, log: Mapping[str, str] | None) -> str:
+    """Return hover text with the logged device; operations created after placement have none."""
     if log is None:
         return ""
-    return f", placed on {log[name]} by the log" if name in log else ", not in the log"
+    return f", placed on {log[name]} according to the log" if name in log else ", not in the log"
 
 
 def _duration(seconds: float) -> str:
-    return seconds_text(seconds) if seconds else "no time known"
+    return seconds_text(seconds) if seconds else "unknown time"
 
 
 def transfers_table(graph: StepGraph) -> pd.DataFrame:
-    """Return a row a pair of send and receive, in the order of production.
+    """Return a row for each pair of send and receive, in the order in which tensors are produced.
 
-    `made_ms` and `used_ms` are when its source ended and when the first operation that reads it on
-    the other device began, `between_ms` what lies between: copying, and waiting in the queue there.
-    They are missing where TensorFlow's profiler has no event, as of arguments.
+    `made_ms` is the end of the operation that produces the tensor. `used_ms` is the start of the
+    first operation on the other device that reads the tensor. `between_ms` is the difference:
+    copying, and waiting in the queue. Times are missing if TensorFlow's profiler recorded no event,
+    such as for arguments.
     """
-    at = {each.name: each for each in graph.operations}
-    rows = [_transfer_row(each, graph, at) for each in graph.transfers]
+    at = {operation.name: operation for operation in graph.operations}
+    rows = [_transfer_row(transfer, graph, at) for transfer in graph.transfers]
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.sort_values("made_ms", na_position="first", ignore_index=True)
 
@@ -213,63 +228,71 @@ _COLUMNS = [
 
 
 def _transfer_row(
-    each: Transfer, graph: StepGraph, at: dict[str, Operation]
+    transfer: Transfer, graph: StepGraph, operations: dict[str, Operation]
 ) -> dict[str, str | float]:
     readers = [
-        at[flow.target].start
+        operations[flow.target].start
         for flow in graph.flows
-        if flow.source == each.source and at[flow.target].device == each.receiver
+        if flow.source == transfer.source and operations[flow.target].device == transfer.receiver
     ]
-    made = 1e3 * at[each.source].stop
+    made = 1e3 * operations[transfer.source].stop
     used = 1e3 * min(readers, default=float("nan"))
-    names = (each.tensor_name, each.sender, each.receiver, each.send, each.receive)
-    values = (*names, each.bytes, made, used, used - made)
+    names = (
+        transfer.tensor_name,
+        transfer.sender,
+        transfer.receiver,
+        transfer.send,
+        transfer.receive,
+    )
+    values = (*names, transfer.bytes, made, used, used - made)
     return dict(zip(_COLUMNS, values, strict=True))
 
 
-def transfers_reading(graph: StepGraph) -> Markdown:
-    """Say how many pairs of send and receive there are, what they carry, and their times."""
+def summarize_transfers(graph: StepGraph) -> Markdown:
+    """Summarize the transfers between devices (send and receive): number, bytes and times."""
     table = transfers_table(graph)
     if table.empty:
-        return sentences([Finding("No edge leaves its device: there is no send and no receive")])
+        return sentences([Finding("No edge crosses devices, so there is no send and no receive")])
     large = table.loc[table["bytes"].idxmax()]
     ends = int((table["bytes"] == 0).sum())
     findings = [
         Finding(
-            f"{plural(len(table), 'pair')} of send and receive stand where an edge leaves its "
-            "device, and find each other by the name of the tensor"
+            f"{plural(len(table), 'pair')} of send and receive, one per edge between devices; "
+            "the name of the tensor matches them"
         ),
         Finding(
-            f"The largest is **{large['tensor']}**, {bytes_text(large['bytes'])} from "
+            f"The largest tensor is **{large['tensor']}**, {bytes_text(large['bytes'])} from "
             f"{large['from']} to {large['to']}"
         ),
     ]
     if ends:
         details = "carries nothing" if ends == 1 else "carry nothing"
-        findings.append(Finding(f"{ends} of {len(table)} {details}: a control dependency crosses"))
+        findings.append(
+            Finding(f"{ends} of {len(table)} {details}: a control dependency crosses devices")
+        )
     timed = table.dropna(subset="between_ms")
     if len(timed):
         longest = timed.loc[timed["between_ms"].idxmax()]
         findings.append(
             Finding(
-                f"From its source's end to its first reader's start **{longest['tensor']}** took "
-                f"longest, {longest['between_ms']:.3g} ms of copying and queueing"
+                f"**{longest['tensor']}** has the longest time from its source to its first "
+                f"reader, {longest['between_ms']:.3g} ms of copying and queueing"
             )
         )
     return sentences(findings)
 
 
-LANE = 26  # pixels a lane
+LANE = 26  # height of a lane of operations in pixels
 LANES = ("other operations", "gradients", "updates")
-SAID = "%{customdata[0]}"
-# Colours of Okabe and Ito (2008), as in `entries`, distinct for any colour vision.
+DETAILS = "%{customdata[0]}"
+# These colours of Okabe and Ito (2008), as in `entries`, are distinct with any colour vision.
 KINDS = dict(
     zip(
         LANES,
         (
-            Kind("other operations", "#56B4E9", SAID),
-            Kind("makes a gradient", "#009E73", SAID),
-            Kind("changes a variable", "#D55E00", SAID),
+            BarKind("other operations", "#56B4E9", DETAILS),
+            BarKind("computes a gradient", "#009E73", DETAILS),
+            BarKind("updates a variable", "#D55E00", DETAILS),
         ),
         strict=True,
     )
@@ -277,13 +300,14 @@ KINDS = dict(
 
 
 def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
-    """Draw a Gantt chart a graph on the same scale, with a line at the last gradient.
+    """Draw a Gantt chart for each graph on the same time scale, with a line at the last gradient.
 
     Args:
-        graphs: by title; the same training step with other control dependencies.
+        graphs: Graphs of the same training step with different control dependencies, by title.
 
     Raises:
-        InvalidInput: a step changes no variable, so that there is no order to see.
+        InvalidInput: A step updates no variable, so the order of gradients and updates is
+            undefined.
     """
     table = control_order(graphs)
     drawn = {what: _bars(graph) for what, graph in graphs.items()}
@@ -292,38 +316,39 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
     for what, rows in drawn.items():
         group = table.loc[what]
         details = (
-            f"{group['early']} of {group['updates']} updates begin before the last gradient is "
-            "there; "
+            f"{group['early']} of {group['updates']} updates start before the last gradient is "
+            "complete; "
             f"{plural(int(group['control_edges']), 'control edge')}"
         )
         mark = _mark(group["last_gradient_ms"])
-        panels.append(Lanes(f"{what}\n{details}", LANES, rows, ("details",), [mark]))
+        panels.append(GanttPanel(f"{what}\n{details}", LANES, rows, ("details",), [mark]))
         words.append(f"{what}: {details}")
     title = f"Control dependencies in one step · {CLOCK}"
-    return lanes(panels, KINDS, title, "line: the last gradient is there", words, LANE, end)
+    return lanes(panels, KINDS, title, "line: the last gradient is complete", words, LANE, end)
 
 
 def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
-    """Return a row a graph: its control edges, its updates, and the number of early updates.
+    """Return a row for each graph: numbers of control edges, updates, and early updates.
 
-    Early is an update that starts before the last operation that makes a gradient has ended.
-    `last_gradient_ms`, `first_update_ms` and `step_ms` are from the same traced step.
+    An update is early if it starts before the last operation that computes a gradient has ended.
+    `last_gradient_ms` (end), `first_update_ms` (start) and `step_ms` (duration) are from the same
+    traced step.
     """
     rows = {what: _order_row(graph) for what, graph in graphs.items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 
 
-def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
-    """Say for each graph whether updates may begin before the last gradient, and did."""
+def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
+    """State for each graph whether updates may start before the last gradient, and did so."""
     findings = []
     for what, row in control_order(graphs).iterrows():
         findings.append(
             Finding(
                 f"**{what}**",
                 details=(
-                    f"{row['early']:.0f} of {row['updates']:.0f} updates began before the last "
-                    f"gradient was there, at {row['last_gradient_ms']:.4g} ms",
-                    f"the first update began at {row['first_update_ms']:.4g} ms",
+                    f"{row['early']:.0f} of {row['updates']:.0f} updates started before the last "
+                    f"gradient was complete, at {row['last_gradient_ms']:.4g} ms",
+                    f"the first update started at {row['first_update_ms']:.4g} ms",
                 ),
                 verdict=_verdict(row),
             )
@@ -332,40 +357,50 @@ def control_reading(graphs: Mapping[str, StepGraph]) -> Markdown:
 
 
 def _verdict(row: pd.Series) -> str:
-    """Whether updates had to wait, and did."""
+    """State whether updates may start before the last gradient, and whether they did."""
     if not row["gated"]:
-        return "some may, as not every update waits for every gradient"
-    return f"none may, yet {row['early']:.0f} did" if row["early"] else "none may, and none did"
+        return "early updates are allowed, because not every update waits for every gradient"
+    return (
+        f"early updates are not allowed, but {row['early']:.0f} occurred"
+        if row["early"]
+        else "early updates are not allowed, and none occurred"
+    )
 
 
 def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
-    """Return the operations with an event, by lane."""
-    timed = {each.name: each for each in graph.operations if not math.isnan(each.start)}
-    updates = {name for name, each in timed.items() if each.op == UPDATE}
+    """Return the operations with a profiler event, by lane: other, gradient, or update."""
+    timed = {
+        operation.name: operation
+        for operation in graph.operations
+        if not math.isnan(operation.start)
+    }
+    updates = {name for name, operation in timed.items() if operation.op == UPDATE}
     if not updates:
-        raise InvalidInput("this step changes no variable: give one that trains")
-    # What an update reads, and was computed.
-    made = {f.source for f in graph.flows if f.target in updates and not f.control} & timed.keys()
+        raise InvalidInput("this step updates no variable: give a training step")
+    # Gradients are the timed operations whose results an update reads.
+    gradient_names = {
+        f.source for f in graph.flows if f.target in updates and not f.control
+    } & timed.keys()
     results: dict[str, list[Operation]] = {lane: [] for lane in LANES}
-    for name, each in timed.items():
-        lane = LANES[2] if name in updates else LANES[1] if name in made else LANES[0]
-        results[lane].append(each)
+    for name, operation in timed.items():
+        lane = LANES[2] if name in updates else LANES[1] if name in gradient_names else LANES[0]
+        results[lane].append(operation)
     return results
 
 
 def _order_row(graph: StepGraph) -> dict[str, float]:
     parts = _parts(graph)
     _, gradients, updates = (parts[lane] for lane in LANES)
-    last = max(each.stop for each in gradients)
-    held = {(f.source, f.target) for f in graph.flows}
-    gated = all((g.name, u.name) in held for g in gradients for u in updates)
+    last = max(gradient.stop for gradient in gradients)
+    edges = {(f.source, f.target) for f in graph.flows}
+    gated = all((g.name, u.name) in edges for g in gradients for u in updates)
     return {
         "control_edges": sum(flow.control for flow in graph.flows),
         "gated": gated,
         "updates": len(updates),
-        "early": sum(each.start < last for each in updates),
+        "early": sum(update.start < last for update in updates),
         "last_gradient_ms": 1e3 * last,
-        "first_update_ms": 1e3 * min(each.start for each in updates),
+        "first_update_ms": 1e3 * min(update.start for update in updates),
         "step_ms": 1e3 * graph.seconds,
     }
 
@@ -375,24 +410,24 @@ def _bars(graph: StepGraph) -> pd.DataFrame:
         {
             "lane": lane,
             "kind": lane,
-            "start": 1e3 * each.start,
-            "length": 1e3 * (each.stop - each.start),
+            "start": 1e3 * operation.start,
+            "length": 1e3 * (operation.stop - operation.start),
             "text": "",
-            "details": f"{short(each.op)} {each.name}",
+            "details": f"{short(operation.op)} {operation.name}",
         }
         for lane, operations in _parts(graph).items()
-        for each in operations
+        for operation in operations
     ]
     return pd.DataFrame(rows)
 
 
 def _mark(time: float) -> Trace:
-    """Return a line through all lanes."""
+    """Return a vertical line through all lanes at the time (ms) of the last gradient."""
     return {
         "x": [time] * len(LANES),
         "y": list(LANES),
         "mode": "lines",
         "line": {"color": INK, "dash": "dot", "width": 2},
-        "hovertemplate": "the last gradient is there<extra></extra>",
+        "hovertemplate": "the last gradient is complete<extra></extra>",
         "showlegend": False,
     }

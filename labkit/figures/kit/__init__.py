@@ -1,1 +1,1 @@
-"""Parts of every figure: entries, axes, marks, panels, canvas, and findings."""
+"""Building blocks of all figures: entries, axes, marks, panels, canvas, and findings."""

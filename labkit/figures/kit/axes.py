@@ -1,4 +1,4 @@
-"""Values of runs as places on an axis: numbers in proportion, words and few numbers in slots."""
+"""Positions of values on an axis: proportional to numbers, or equally spaced slots for words."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from labkit.common.canonical_json import is_number
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import compressor_text
 from labkit.figures.kit.panels import Trace
-from labkit.records.analysis.columns import Value, ordered
-from labkit.records.compressors import called
+from labkit.records.analysis.columns import Value, sorted_values
+from labkit.records.compressors import compressor_expression
 
 TITLES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
-    "wire_bytes_per_step": "bytes a step",
-    "train_seconds": "training, s",
+    "wire_bytes_per_step": "bytes per step on the wire",
+    "train_seconds": "training time, s",
     "samples_per_second": "samples/s",
-    "step_ms.median": "step, ms",
-    "payload_bytes_per_step": "payload, bytes a step",
+    "step_ms.median": "step time, ms",
+    "payload_bytes_per_step": "payload bytes per step",
 }
-# An axis of accuracies: of one value, or of few, Plotly would draw it down to -50 %.
+# The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
-_ALIKE, _AROUND = 0.001, 0.05  # of accuracies: so little between them, so much shown around
-_SLOTS = 8  # more distinct numbers than this are a scale
-_ONE = 0.01
-_WIDE = 30.0  # from this ratio of the greatest to the least on a scale is logarithmic
-_LETTERS = 18  # a longer word is cut
+# For accuracies: range that counts as equal, and margin of an axis around equal values.
+_ALIKE, _AROUND = 0.001, 0.05
+_SLOTS = 8  # greatest number of distinct numbers that get a slot each
+_ONE = 0.01  # relative difference below which both ends of a scale count as one value
+_WIDE = 30.0  # ratio of greatest to least value from which a scale is logarithmic
+_LETTERS = 18  # greatest length of a word in letters
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Where values stand between 0 and 1, and where which values are named."""
+class AxisScale:
+    """Positions of values on an axis, from 0 to 1, and the labelled ticks."""
 
     places: tuple[float | None, ...]
     ticks: tuple[tuple[float, Value], ...]
@@ -41,7 +42,7 @@ class Scale:
 
 
 def shares(values: Iterable[float]) -> Trace:
-    """Return an axis of accuracies, with room around equal ones."""
+    """Return an axis of accuracies; if all are equal, they get a margin on both sides."""
     numbers = [value for value in values if value == value]
     if not numbers or max(numbers) - min(numbers) > _ALIKE:
         return dict(SHARES)
@@ -55,15 +56,17 @@ def counts_axis(counts: Iterable[float]) -> Trace:
 
 
 def names_axis(names: Sequence[str]) -> Trace:
-    """Return an axis with a name below each bar."""
+    """Return an x axis with a name below each bar."""
     ticks: Trace = {"tickvals": list(range(len(names))), "ticktext": list(names)}
     return ticks | {"range": [-0.6, max(len(names), 1) - 0.4], "showgrid": False, "tickangle": 0}
 
 
-def scale(values: Sequence[Value], measured: bool) -> Scale:
-    """Lay out one value a run; None: the run has none, or it may not be shown.
+def scale(values: Sequence[Value], measured: bool) -> AxisScale:
+    """Return the positions of values (one per run) on an axis.
 
-    measured: a result, which is never put into slots.
+    Args:
+        values: Value of each run; None if a run has no value, or none that may be shown.
+        measured: Whether the values are results; results are never placed in slots.
     """
     known = [value for value in values if value is not None]
     numeric = all(is_number(value) for value in known)
@@ -75,7 +78,7 @@ def scale(values: Sequence[Value], measured: bool) -> Scale:
 def word(name: str, value: Value) -> str:
     """Return the tick text of a parameter's value."""
     if value is None:
-        return called(None) if name == "compressor" else "none"
+        return compressor_expression(None) if name == "compressor" else "none"
     if name == "compressor":
         return compressor_text(str(value), with_feedback=True)
     text = number_text(value) if is_number(value) else scrub(str(value))
@@ -83,19 +86,19 @@ def word(name: str, value: Value) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return the axis title of a column."""
+    """Return the axis title of a parameter or metric."""
     return TITLES.get(name, name.rpartition(".")[2].replace("_", " "))
 
 
 def text_of(name: str, value: Value) -> str:
-    """Return a value as text: accuracies in per cent, other numbers in three figures."""
+    """Return a value as text: accuracies in percent, other numbers with three digits."""
     if not is_number(value):
         return word(name, value)
     return f"{value:.1%}" if name.endswith("accuracy") else number_text(value)
 
 
 def number_text(value: float) -> str:
-    """Return three figures; from 10,000 on with k, M, G."""
+    """Return a number with three digits; from 10,000 on, with the suffix k, M or G."""
     size = abs(value)
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= max(0.9995 * factor, 9_999.5):
@@ -103,34 +106,36 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
 
 
-def _proportional(values: Sequence[Value], known: list[float]) -> Scale:
+def _proportional(values: Sequence[Value], known: list[float]) -> AxisScale:
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # Ends that look equal are one value: 5.79 M and 5.80 M bytes are the same amount.
+    # Least and greatest values that differ by less than 1 %, such as 5.79 M and 5.80 M bytes, count
+    # as one value.
     if high - low < _ONE * abs(high):
         middle = tuple(None if value is None else 0.5 for value in values)
-        return Scale(places=middle, ticks=((0.5, known[0] if known else None),))
-    # Where values differ so much, most of them would lie on one end of a scale in proportion.
+        return AxisScale(places=middle, ticks=((0.5, known[0] if known else None),))
+    # A wide range needs a logarithmic scale, because most values would lie at one end of a linear
+    # scale.
     logarithmic = low > 0 and high / low >= _WIDE
-    way = math.log if logarithmic else float
-    span = way(high) - way(low)
+    transform = math.log if logarithmic else float
+    span = transform(high) - transform(low)
 
     def place(value: float) -> float:
-        # One value for all stands in the middle.
-        return (way(value) - way(low)) / span if span else 0.5
+        # A single value is in the middle of the axis.
+        return (transform(value) - transform(low)) / span if span else 0.5
 
     ends = [low, high] if span else [low]
-    return Scale(
+    return AxisScale(
         places=tuple(None if value is None else place(float(value)) for value in values),
         ticks=tuple((place(end), end) for end in ends),
     )
 
 
-def _slots(values: Sequence[Value]) -> Scale:
-    slots = ordered(values)
+def _slots(values: Sequence[Value]) -> AxisScale:
+    slots = sorted_values(values)
     room = 1 / len(slots)
     keys = [repr(slot) for slot in slots]
     middle = {key: (number + 0.5) * room for number, key in enumerate(keys)}
-    return Scale(
+    return AxisScale(
         places=tuple(middle[repr(value)] for value in values),
         ticks=tuple((middle[repr(slot)], slot) for slot in slots),
         slots=True,

@@ -1,4 +1,4 @@
-"""Entries of a figure: how runs and other lines are labelled, coloured, dashed and marked."""
+"""Legend entries: label, colour, dash and marker of each run or of another line."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records.analysis.columns import Value, differences
-from labkit.records.analysis.settings import Seeds, gathered
-from labkit.records.compressors import called
+from labkit.records.analysis.settings import Seeds, group_seeds
+from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, gate_failed
 
-LONGEST = 60  # letters of a name, without its number
-_MOST_PARAMETERS = 60  # parameters of which names are made
-_WORD = 28  # letters of one of its parts
-# From what tells most to what tells least: where two tell the same, the former stays. Chance comes
-# last.
+LONGEST = 60  # greatest length of a label in letters, without the number of a duplicate
+_MOST_PARAMETERS = 60  # greatest number of parameters that labels are built from
+_WORD = 28  # greatest length of one part of a label in letters
+# Parameters by priority in labels: if two parameters distinguish the same runs, the label uses the
+# first one. Random parameters, such as seeds, come last.
 _ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
 _LAST = ("repeats", "seed")
-# Values that say by themselves what they are.
+# In labels, values of these parameters need no parameter name before them.
 _BARE = {*_ORDER} - {"workers"}
 _SHORT = {"learning_rate": "lr", "batch_size": "batch"}
 _CALL = re.compile(r"(?:\w+\()*(\w+)(?:\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\))?\)*")
@@ -37,16 +37,18 @@ Row = Mapping[str, Value]
 
 
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
-    """Return a distinct name for each row, of the fewest parameters that tell the rows apart.
+    """Return a distinct name for each run, from the fewest parameters that distinguish the runs.
 
-    Absent values are left out if names stay distinct. Rows without a difference get numbers.
+    Names omit values that a run does not have, if the names stay distinct. Runs with equal
+    parameters get numbers.
 
     Args:
-        rows: the parameters in which runs differ, by name.
-        fallback: the name of each row without parameters.
+        rows: For each run, the parameters in which runs differ, by name.
+        fallback: For each run, the name if no parameter distinguishes the run.
     """
     parameters = _needed_parameters(rows)
-    # If the compressor is the method, its absence is a method, too.
+    # If the runs differ by compressor but not by strategy, the name of a run without a compressor
+    # says so.
     dense = "compressor" if "strategy" not in parameters else ""
     words = [
         [
@@ -66,7 +68,7 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
 
 
 def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
-    """Return the words of each row without those of absent values and of most rows."""
+    """Return the words of each name without absent values and words that most names have."""
     placed = [list(enumerate(word for _, word in row)) for row in words]
     counts = Counter(pair for row in placed for pair in row)
     names = []
@@ -74,18 +76,18 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # An absent value names the row if all its other values are usual.
+        # If most runs share all other values of this run, an absent value is its name.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
-        # A single rare word follows a usual one, because it says little by itself.
+        # A single rare word is hard to interpret alone, so a frequent word precedes it.
         few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
         names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
     return names
 
 
 def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """Return the parameters that are needed to tell rows apart, with the words of their values."""
+    """Return the parameters that distinguish the rows, with a word for each of their values."""
     known = dict.fromkeys(name for row in rows for name in row)
-    # Longer names are unreadable, and each parameter is compared with all others.
+    # The limit keeps names readable and bounds the pairwise comparison of parameters.
     ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
     needed = {name: _words(name, [row.get(name) for row in rows]) for name in ranked}
     count = _count_distinct(rows, needed)
@@ -107,7 +109,7 @@ def _count_distinct(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]])
 
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
-    """Return a word for each value, as short as possible without two equal words."""
+    """Return the word of each value of a parameter: the shortest form with distinct words."""
     distinct = {repr(value): _plain(name, value) for value in values}
     forms: list[Callable[[str], str]] = [_cut]
     if name == "compressor":
@@ -121,7 +123,7 @@ def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
 
 def _plain(name: str, value: Value) -> str:
     if name == "compressor":
-        return called(value)
+        return compressor_expression(value)
     if value is None:
         return f"no {name.replace('_', ' ')}"
     text = f"{value:.6g}" if isinstance(value, float) else scrub(str(value))
@@ -130,7 +132,7 @@ def _plain(name: str, value: Value) -> str:
 
 
 def compressor_text(compressor: str, with_feedback: bool = False) -> str:
-    """Return `TopK 1 %` for `ErrorFeedback(TopK(ratio=0.01))`; other names stay as they are."""
+    """Shorten a compressor, such as `ErrorFeedback(TopK(ratio=0.01))` to `TopK 1 %`."""
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
         return _cut(compressor)
@@ -148,7 +150,7 @@ def _cut(text: str, letters: int = _WORD) -> str:
 
 
 def _add_numbers(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number for each that occurs twice."""
+    """Return the names in order; duplicates get an appended number."""
     counts, used, distinct = Counter(names), set(names), []
     for text in names:
         name, number = text, 0
@@ -160,29 +162,31 @@ def _add_numbers(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-# Okabe and Ito (2008): distinct for any colour vision; without their black and yellow, which
-# vanish on a dark or a light page. The seventh run starts over with another dash.
+# The colours of Okabe and Ito (2008) are distinct with any colour vision. Black and yellow are
+# omitted, because they are invisible on a dark or a light page. The seventh run repeats the first
+# colour with another dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross")
 
-INK = "#7a7a7a"  # text and lines that are legible on white and on black
+INK = "#7a7a7a"  # colour of text and lines that is legible on white and on black
 
-MANY = 24  # above so many runs the report's picker and the table are the legend
-OVERSUBSCRIBED = "* ranks \N{MULTIPLICATION SIGN} threads above cores"
+MANY = 24  # greatest number of runs in a legend; a run picker replaces larger legends
+OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
     "folder in which its runs lie (usually runs/)"
 )
 
 
-# Keys of every trace of one look: its name, its legend group, and the keys of its runs.
+# A style holds the Plotly keys that all traces of one legend entry share: name, legend group, and
+# keys of the entry's runs.
 Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run in a figure; metrics are read once."""
+class RunEntry:
+    """A run as it appears in a figure; its metrics are read from disk once."""
 
     run: Run
     key: str
@@ -194,41 +198,41 @@ class Entry:
 
     @property
     def members(self) -> tuple[Run, ...]:
-        """The runs of this entry: one, or the runs of its seeds."""
+        """Runs that this entry represents: a single run, or one run per seed."""
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
     def gate_failed(self) -> bool:
-        """Whether no speed of this run may be drawn."""
+        """Whether the run failed its equivalence check; figures then omit its speed."""
         return gate_failed(self.run)
 
     @property
     def style(self) -> Style:
-        """Keys of every trace of the run: name, legend group, and run key for the report."""
+        """Plotly keys that all traces of the run share: name, legend group, and run key."""
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
 
 @dataclass(frozen=True)
-class Line:
-    """How a name that is no run is coloured, dashed and marked: an algorithm, a network, a part."""
+class LineStyle:
+    """Label, colour, dash and marker of a line that is not a run, such as an algorithm's line."""
 
     label: str
     color: str
     dash: str
     symbol: str
-    runs: tuple[str, ...] = ()  # keys of those that it stands for, so that it is chosen with them
+    runs: tuple[str, ...] = ()  # keys of the runs that the line represents, for linked selection
 
     @property
     def style(self) -> Style:
-        """Keys of every trace of the line: name, legend group, and the keys of its runs."""
+        """Plotly keys that all traces of the line share: name, legend group, and run keys."""
         style = {"legendgroup": self.label, "name": safe_text(self.label)}
         return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
 
 
-def lines(names: Iterable[str]) -> dict[str, Line]:
-    """Return a line for each name; neighbours differ in colour and in symbol."""
+def lines(names: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a line style for each name; consecutive names differ in colour and symbol."""
     return {
-        name: Line(
+        name: LineStyle(
             label=name,
             color=PALETTE[place % len(PALETTE)],
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
@@ -238,21 +242,21 @@ def lines(names: Iterable[str]) -> dict[str, Line]:
     }
 
 
-def entries(runs: Iterable[Run] | Run) -> list[Entry]:
-    """Return the runs with labels and colours; raise LabkitError for no runs."""
+def entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
+    """Return a legend entry for each run; raise LabkitError if there are no runs."""
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     if not all_runs:
         raise LabkitError(NO_RUNS)
-    # Runs without results are not drawn and use no colour.
+    # Figures do not draw runs without results, so only runs with results use up colours.
     places = accumulate((bool(run.metrics) for run in all_runs), initial=0)
     return [
-        Entry(
+        RunEntry(
             run=run,
             key=key(run),
             label=label,
             color=PALETTE[place % len(PALETTE)] if run.metrics else INK,
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
-            # Symbols change with the dashes, when colours come round again.
+            # When colours repeat, both the dash and the symbol change.
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
@@ -260,13 +264,13 @@ def entries(runs: Iterable[Run] | Run) -> list[Entry]:
     ]
 
 
-def settings(runs: Iterable[Run] | Run) -> list[Entry]:
-    """Return entries of settings: runs that differ only in their seeds are one, with a band."""
-    return entries(gathered([runs] if isinstance(runs, Run) else list(runs)))
+def settings(runs: Iterable[Run] | Run) -> list[RunEntry]:
+    """Return an entry for each setting; runs that differ only in the seed share an entry."""
+    return entries(group_seeds([runs] if isinstance(runs, Run) else list(runs)))
 
 
-def completed_entries(runs: Iterable[Run] | Run) -> list[Entry]:
-    """Return entries of runs with results; raise LabkitError for a run without any."""
+def completed_entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
+    """Return an entry for each run; raise LabkitError if a run has no results."""
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
     if missing:
@@ -275,38 +279,38 @@ def completed_entries(runs: Iterable[Run] | Run) -> list[Entry]:
 
 
 def key(run: Run) -> str:
-    """Return the key of a run in all figures: a digest of its content and start."""
-    # With the start: the same experiment may have been run twice.
+    """Return the key of a run in all figures: a digest of its experiment and its start time."""
+    # The key includes the start time, which distinguishes repeated runs of the same experiment.
     text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run, of the parameters in which the runs differ."""
+    """Return a label for each run, from the parameters in which the runs differ."""
     return distinct_labels(runs, differences(runs))
 
 
 def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
-    """Return names from known differences; a star marks ranks that share cores."""
+    """Return labels from given parameters; a star marks runs with more threads than cores."""
     plain_names = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
     return [f"{name}{star}" for name, star in zip(plain_names, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:
-    """Return text for Plotly with its tags and links escaped."""
+    """Escape tags and links in a text for Plotly."""
     return escape(text, quote=False)
 
 
 def transparent(color: str, alpha: float) -> str:
-    """Return `#0072B2` with an opacity, as CSS."""
+    """Return a colour such as `#0072B2` with an opacity, as a CSS `rgba` value."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
 
 
-def clock_and_network(shown: Sequence[Entry]) -> str:
-    """Return `wall clock · network 1GbE`, for titles of figures with times."""
-    known = [entry for entry in shown if entry.metrics] or shown
+def clock_and_network(entries: Sequence[RunEntry]) -> str:
+    """State the clock and the network of the runs for titles: `wall clock · network 1GbE`."""
+    known = [entry for entry in entries if entry.metrics] or entries
     clocks = sorted({str(entry.metrics.get("clock", "wall")) for entry in known})
     networks = sorted({str(entry.metrics.get("network") or "none") for entry in known})
     network = networks[0] if len(networks) == 1 else f"{', '.join(networks)} (by run)"

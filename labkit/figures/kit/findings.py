@@ -1,4 +1,4 @@
-"""Findings as data, and the sentences made of them for all summaries."""
+"""Findings of text summaries as data, and their conversion to sentences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Markdown(str):
-    """Text that a notebook renders."""
+    """Text that a notebook renders as Markdown."""
 
     def _repr_markdown_(self) -> str:
         return str(self)
@@ -15,22 +15,22 @@ class Markdown(str):
 
 @dataclass(frozen=True)
 class Finding:
-    """A value, what has it, its range, and the number of seeds behind it.
+    """A statement of a text summary: a subject, its value with a range, and a conclusion.
 
     Attributes:
-        what: the head of the sentence, with names between `**`.
-        who: the subject that has the value, unless the head names it.
-        value: the number; None for a finding in words.
-        band: the least and the greatest value, over seeds or steps.
-        seeds: the number of seeds of the mean; 0 for a band over something else.
-        text: formats the number and its ends.
-        unit: stands after the number.
-        details: further texts, in order.
-        verdict: the conclusion, at the end.
+        head: Start of the sentence, before the colon; `**` marks bold names.
+        subject: What has the value, such as a run; empty if the head names it.
+        value: Number in the unit that `text` expects; None for a finding in words.
+        band: Least and greatest value over seeds or steps; None: no range.
+        seeds: Number of seeds that the value averages; 0 if the band is not over seeds.
+        text: Function that formats the number and the ends of the band.
+        unit: Unit after the number.
+        details: Further texts after the number, in order.
+        verdict: Conclusion at the end of the sentence.
     """
 
-    what: str = ""
-    who: str = ""
+    head: str = ""
+    subject: str = ""
     value: float | None = None
     band: tuple[float, float] | None = None
     seeds: int = 0
@@ -41,11 +41,11 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """`91.20% (3 seeds, 90.10% to 92.00%)`, or empty without a value."""
+        """Value with its range, `91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
         if self.value is None:
             return ""
         number = f"{self.text(self.value)}{self.unit}"
-        # One seed has no spread, nor have equal values.
+        # A single seed has no spread, and equal values have none.
         if self.band is None or self.seeds == 1 or self.band[0] == self.band[1]:
             return number
         count = f"{self.seeds} seeds, " if self.seeds else "spread "
@@ -53,30 +53,32 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The finding as `What: **who**, number; details: verdict.`"""
-        whom = ", ".join(part for part in (f"**{self.who}**" * bool(self.who), self.number) if part)
-        parts = "; ".join(part for part in (whom, *self.details) if part)
-        return ": ".join(part for part in (self.what, parts, self.verdict) if part) + "."
+        """Finding as a sentence: `Head: **subject**, number; details: verdict.`"""
+        subject = ", ".join(
+            part for part in (f"**{self.subject}**" * bool(self.subject), self.number) if part
+        )
+        parts = "; ".join(part for part in (subject, *self.details) if part)
+        return ": ".join(part for part in (self.head, parts, self.verdict) if part) + "."
 
 
-def it_came(holds: bool) -> str:
-    """Return the words that say whether a published result appeared."""
-    return "it came" if holds else "it did **not** come"
+def reproduced_text(holds: bool) -> str:
+    """Return the phrase that states whether these runs reproduce a published result."""
+    return "reproduced" if holds else "**not** reproduced"
 
 
 def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
-    """Return the finding that a published claim holds in these runs, or not."""
-    return Finding(f"**{claim}** ({source}): {it_came(holds)}", details=details)
+    """Return the finding whether these runs reproduce a published claim."""
+    return Finding(f"**{claim}** ({source}): {reproduced_text(holds)}", details=details)
 
 
 def ratio_verdict(
     low: float, high: float, worse: str = "it does not pay", same: str = "no difference"
 ) -> str:
-    """Return what the range of a ratio of speeds allows to say: above 1, below 1, or neither."""
+    """Return the conclusion for a speed ratio whose range is above 1, below 1, or includes 1."""
     return "it pays" if low > 1 else worse if high < 1 else same
 
 
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:
-    """Return a list with a sentence a finding, after an optional head."""
+    """Return a Markdown list with one sentence per finding, after an optional head."""
     lines = [f"- {finding.sentence}" for finding in findings]
     return Markdown("\n".join([head, "", *lines] if head else lines))

@@ -1,4 +1,4 @@
-"""Figures that are played frame by frame: play, pause, a slider, and a table of the frames."""
+"""Animated figures with play, pause, a slider, and a table of the frames."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from labkit.figures.kit.panels import Trace
 Points = NDArray[np.float64]  # shape (points, 2): x and y
 
 ACTIVE = "#0072B2"
-MILLISECONDS = 1400  # a frame, when played
-CONTROLS, LEGEND = 74, 34  # pixels below the axes: buttons and slider, then the legend
+MILLISECONDS = 1400  # time for which the animation shows each frame
+CONTROLS, LEGEND = 74, 34  # heights in pixels below the axes: buttons with slider, and legend
 BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis without zoom
 
 
 class Animation(Figure):
-    """A figure with frames, and folded below it a table of them, a row a frame.
+    """An animated figure, and below it a collapsed table with a row for each frame.
 
-    Plotly's buttons and slider answer to no keyboard; what unfolds does, and needs no script.
+    Plotly's buttons and slider do not support the keyboard. The table supports it, and works
+    without JavaScript.
     """
 
     def _ipython_display_(self) -> None:
@@ -46,30 +47,36 @@ def animation(
     table: str,
     step: str,
     first: int = 0,
-    shown: int = 0,
+    first_frame: int = 0,
     names: Sequence[str] = (),
 ) -> Animation:
-    """Return a figure with a frame for each state, all of the same number of traces.
+    """Return a figure with a frame for each state; all states have the same number of traces.
 
     Args:
-        fixed: traces of all frames; states: those that change, frame by frame.
-        layout: axes and shapes, with the height between title and legend.
-        title, alt: of the figure; table: its frames as HTML.
-        step: what stands before a frame's number, which counts from `first`; shown: which frame
-            stands there until the figure is played; names: of frames, in place of numbers.
+        fixed: Traces that all frames share.
+        states: Traces that change, one list per frame.
+        layout: Plotly layout of axes and shapes; `height` is that between title and legend in
+            pixels.
+        title, alt: Title and alternative text of the figure.
+        table: HTML table that describes each frame in a row.
+        step: Prefix of the frame number under the slider.
+        first: Number of the first frame under the slider.
+        first_frame: Index of the frame that is visible before the animation plays.
+        names: Names of the frames under the slider; default: numbers.
     """
     places = list(range(len(fixed), len(fixed) + len(states[0])))
     frames = [
         go.Frame(name=names[at] if names else str(first + at), data=state, traces=places)
         for at, state in enumerate(states)
     ]
-    # The frames' traces come last: a frame names those that it replaces by their place.
-    figure = Animation(data=[*fixed, *states[shown]], frames=frames)
+    # The changing traces come after the fixed ones, because a frame names the traces that it
+    # replaces by index.
+    figure = Animation(data=[*fixed, *states[first_frame]], frames=frames)
     margin = {"t": HEAD, "b": LEGEND + CONTROLS, "l": 16, "r": 16, "pad": 0}
     figure.update_layout(
         base_layout(title, "", alt) | {"margin": margin, "dragmode": False} | layout,
         height=HEAD + layout["height"] + LEGEND + CONTROLS,
-        sliders=[_slider([frame.name for frame in frames], shown, step)],
+        sliders=[_slider([frame.name for frame in frames], first_frame, step)],
         updatemenus=[_buttons()],
         meta={"alt": alt, "table": table, "controls": CONTROLS},
     )
@@ -77,8 +84,8 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return texts at points, shape (points, 2), as a trace, because frames replace traces only."""
-    # In half the digits: frames repeat all their points, and a figure stays small.
+    """Return texts at points, shape (points, 2), as a trace, because frames cannot change notes."""
+    # Each frame repeats all points, so single precision halves the size of the figure.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
     quiet = {"cliponaxis": False, "hoverinfo": "skip"}
@@ -93,14 +100,18 @@ def arrows(
     names: Sequence[str] = (),
     side: str = "top",
 ) -> Trace:
-    """Return curves with an arrow head at the end of each, as one trace.
+    """Return curves with an arrow head at the end of each curve, as one trace.
 
-    Args: paths: the points of each; hover: what each says; names: what stands at its middle, on
-    which `side` of it.
+    Args:
+        paths: Points of each curve, shape (points, 2).
+        color, dash: Colour and dash of all curves.
+        hover: Hover text of each curve.
+        names: Label of each curve, at its middle; default: no labels.
+        side: Vertical position of the labels relative to the curves, "top" or "bottom".
     """
-    # One trace for all arrows: a frame has to have as many traces as any other.
+    # All arrows form one trace, because every frame must have the same number of traces.
     sizes = [len(path) for path in paths]
-    # Plotly breaks a line at NaN.
+    # A point of NaN separates two curves, because Plotly breaks a line there.
     gap = np.full((1, 2), np.nan)
     parts = [part for path in paths for part in (path, gap)]
     points = np.concatenate([gap[:0], *parts]).astype(np.float32)
@@ -116,9 +127,9 @@ def arrows(
         "line": {"color": color, "dash": dash, "width": 2},
         "marker": {
             "symbol": "arrow",
-            # The head points along the last piece of its curve.
+            # The arrow head points along the last segment of its curve.
             "angleref": "previous",
-            "size": [size for many in sizes for size in (*[0] * (many - 1), 13, 0)],
+            "size": [size for size in sizes for size in (*[0] * (size - 1), 13, 0)],
             "color": color,
             "opacity": 1,
             "line": {"width": 0},
@@ -132,12 +143,12 @@ def arrows(
             "textposition": f"{side} center",
             "textfont": {"size": 14, "color": color},
         }
-    hover_texts = [text for text, many in zip(hover, sizes, strict=False) for _ in range(many + 1)]
+    hover_texts = [text for text, size in zip(hover, sizes, strict=False) for _ in range(size + 1)]
     return look | ({"hovertext": hover_texts} if hover else {})
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:
-    """Return legend entries as traces; entries: name, colour, "square" or the dash of a line."""
+    """Return legend entries as traces, from (name, colour, "square" or the dash of a line)."""
     nothing = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
     return [nothing | {"name": name} | _sample(color, look) for name, color, look in entries]
 
@@ -149,7 +160,7 @@ def _sample(color: str, look: str) -> Trace:
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the frames as an HTML table, for screen readers, paper and keyboards."""
+    """Return an HTML table of the frames, for screen readers, print and keyboard use."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(
         f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
@@ -158,17 +169,18 @@ def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{names}</tr></thead>{body}</table>"
 
 
-def _at_once(milliseconds: int) -> Trace:
-    """Return options to jump to a frame without a transition."""
+def _frame_options(milliseconds: int) -> Trace:
+    """Return Plotly options that show a frame for this time, without a transition."""
     frame = {"duration": milliseconds, "redraw": True}
     return {"mode": "immediate", "frame": frame, "transition": {"duration": 0}}
 
 
 def _slider(names: Sequence[str], shown: int, prefix: str) -> Trace:
-    """Return a slider over the frames."""
+    """Return a slider that selects a frame."""
     return {
         "steps": [
-            {"method": "animate", "label": name, "args": [[name], _at_once(0)]} for name in names
+            {"method": "animate", "label": name, "args": [[name], _frame_options(0)]}
+            for name in names
         ],
         "active": shown,
         "x": 0.24,
@@ -186,9 +198,9 @@ def _slider(names: Sequence[str], shown: int, prefix: str) -> Trace:
 
 
 def _buttons() -> Trace:
-    """Return the buttons for play and pause."""
-    play = {"label": "▶ play", "args": [None, _at_once(MILLISECONDS) | {"fromcurrent": True}]}
-    pause = {"label": "❚❚ pause", "args": [[None], _at_once(0)]}
+    """Return the play and pause buttons."""
+    play = {"label": "▶ play", "args": [None, _frame_options(MILLISECONDS) | {"fromcurrent": True}]}
+    pause = {"label": "❚❚ pause", "args": [[None], _frame_options(0)]}
     return {
         "type": "buttons",
         "direction": "left",

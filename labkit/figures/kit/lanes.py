@@ -1,4 +1,4 @@
-"""Gantt charts: bars on one axis of time, a lane for each rank, device or stage."""
+"""Gantt charts: bars on a shared time axis, with a lane for each rank, device or stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.figures.kit.entries import Line, safe_text
+from labkit.figures.kit.entries import LineStyle, safe_text
 from labkit.figures.kit.panels import Panel, Trace, lanes_axis
 from labkit.figures.kit.sheet import sheet
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
 
 
-class Kind(NamedTuple):
-    """A kind of bars: its name in the legend, its colour, and its hover text.
+class BarKind(NamedTuple):
+    """A kind of bars in a Gantt chart: name in the legend, colour and hover text.
 
-    hover: in Plotly's words; `%{customdata[0]}` is the first of the columns in `Lanes.details`.
+    The hover text is a Plotly template; `%{customdata[0]}` is the first column in
+    `GanttPanel.details`.
     """
 
     name: str
@@ -28,17 +29,17 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lanes:
+class GanttPanel:
     """A panel of a Gantt chart.
 
     Attributes:
-        title: of the panel; further lines are smaller.
-        order: names of the lanes, from top to bottom.
-        bars: a row a bar: lane, kind, start and length (ms), text (in the bar), and opacity, where
-            some are paler; None where nothing may be drawn.
-        details: further columns, which hovering can name.
-        below: traces that are drawn before the bars, such as messages between lanes.
-        note: the text in place of bars.
+        title: Title of the panel; lines after the first are smaller.
+        order: Names of the lanes, from top to bottom.
+        bars: A row for each bar with columns lane, kind, start and length (ms), text (in the bar),
+            and optionally opacity; None: the panel has no bars.
+        details: Names of further columns of `bars`, which the hover text shows.
+        below: Traces under the bars, such as messages between lanes.
+        note: Text in a panel without bars, such as the reason.
     """
 
     title: str
@@ -50,45 +51,48 @@ class Lanes:
 
 
 def lanes(
-    panels: Sequence[Lanes],
-    kinds: Mapping[str, Kind],
+    panels: Sequence[GanttPanel],
+    kinds: Mapping[str, BarKind],
     title: str,
     remark: str,
     words: Sequence[str],
     lane: int,
     end: float,
-    more: Sequence[Kind] = (),
+    more: Sequence[BarKind] = (),
 ) -> Figure:
-    """Draw panels of lanes below each other, on the same scale of time.
+    """Draw Gantt charts below each other, with the same time scale.
 
     Args:
-        panels: of the chart; kinds: of the bars, by the word in their column.
-        title, remark, words: as for a sheet; lane: its height in pixels; end: of the axis, ms.
-        more: further entries of the legend.
+        panels: Panels from top to bottom.
+        kinds: Kinds of bars by the key that the column `kind` uses.
+        title, remark, words: Title, subtitle and alternative text, as in `Sheet`.
+        lane: Height of a lane in pixels.
+        end: End of the time axis in ms.
+        more: Further legend entries, such as lines for messages.
     """
-    # Kinds without bars would make the legend longer than the figure needs.
+    # The legend lists only kinds that have bars.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
     legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
     figure = sheet(
         [[_panel(panel, kinds, end)] for panel in panels],
-        [Line(kind.name, kind.color, "solid", "square") for kind in legend],
+        [LineStyle(kind.name, kind.color, "solid", "square") for kind in legend],
         title,
         [remark],
         words,
         lane * max((len(panel.order) for panel in panels), default=1),
     )
     longest = max((len(name) for panel in panels for name in panel.order), default=0)
-    # Plotly's own margin would differ from figure to figure, and times would not stand below each
-    # other.
+    # A fixed margin aligns the time axes of several figures, because Plotly's automatic margins
+    # depend on the labels.
     room = {"l": 80 if longest < 12 else 150}
     figure.update_layout(barmode="overlay", bargap=0.12, margin=room)
     return figure
 
 
 def connections(
-    kind: Kind, times: Sequence[tuple[float, float]], ends: Sequence[tuple[str, str]]
+    kind: BarKind, times: Sequence[tuple[float, float]], ends: Sequence[tuple[str, str]]
 ) -> Trace:
-    """Return lines between lanes: from start (ms) and sender to stop and receiver, as one trace."""
+    """Return one trace of lines from (start in ms, sender's lane) to (stop, receiver's lane)."""
     return {
         "mode": "lines",
         "x": [time for pair in times for time in (*pair, None)],
@@ -102,7 +106,7 @@ def connections(
     }
 
 
-def _panel(panel: Lanes, kinds: Mapping[str, Kind], end: float) -> Panel:
+def _panel(panel: GanttPanel, kinds: Mapping[str, BarKind], end: float) -> Panel:
     if panel.bars is None:
         return Panel(panel.title, "", "", [], panel.note)
     groups = dict(list(panel.bars.groupby("kind", sort=False)))
@@ -118,8 +122,8 @@ def _panel(panel: Lanes, kinds: Mapping[str, Kind], end: float) -> Panel:
     )
 
 
-def _bars(rows: pandas.DataFrame, kind: Kind, panel: Lanes) -> Trace:
-    """Return all bars of one kind as one trace, so that the legend hides them together."""
+def _bars(rows: pandas.DataFrame, kind: BarKind, panel: GanttPanel) -> Trace:
+    """Return the bars of one kind as one trace, so that a legend click hides all of them."""
     marker = {"color": kind.color, "line": {"color": "white", "width": 0.5}}
     if "opacity" in rows:
         marker["opacity"] = rows["opacity"].to_numpy()

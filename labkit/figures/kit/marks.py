@@ -1,4 +1,4 @@
-"""Marks drawn from tidy tables: lines with bands, points with whiskers, bars, cells and text."""
+"""Plotly traces from tidy tables: lines with bands, points with whiskers, bars, heat maps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labkit.figures.kit.entries import INK, Entry, Line, transparent
+from labkit.figures.kit.entries import INK, LineStyle, RunEntry, transparent
 from labkit.figures.kit.panels import Panel, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Looks = Mapping[str, Entry | Line]
+Looks = Mapping[str, RunEntry | LineStyle]
 QUIET = {"hoverinfo": "skip", "showlegend": False}
-_FEW = 20  # values that are kept as they are
+_FEW = 20  # columns with more values are stored in single precision
 _HATCHES = {"solid": "", "dash": "/", "dot": ".", "dashdot": "x"}
 
 
@@ -31,16 +31,17 @@ def line_with_band(
     faint: str = "",
     **changes: str | bool,
 ) -> list[Trace]:
-    """Return a line for each group of rows, over the band of its spread.
+    """Return a line for each group of rows, with a band for the spread of y.
 
     Args:
-        table: with columns x, y and, where there is a spread, `<y>_low` and `<y>_high`.
-        x, y: columns.
-        looks: by the values of the column `by`.
-        by: whose rows make a line.
-        marks: a marker at each point, too. A line of one point is not seen: it is a marker always.
-        faint: a column to draw lightly instead of a band, such as the unsmoothed values.
-        changes: to the lines' traces.
+        table: Table with the columns x and y, and optionally the ends of the spread, `<y>_low` and
+            `<y>_high`.
+        x, y: Names of the columns to draw.
+        looks: Line styles by the values of the column `by`.
+        by: Column that groups rows into lines.
+        marks: Whether each point has a marker; a line of one point always has a marker.
+        faint: Column that is drawn as a faint line instead of a band, such as unsmoothed values.
+        changes: Further Plotly keys of the line traces.
     """
     return [
         trace
@@ -53,27 +54,30 @@ def line_over_band(
     group: pd.DataFrame,
     x: str,
     y: str,
-    look: Entry | Line,
+    look: RunEntry | LineStyle,
     *,
     marks: bool = False,
     faint: str = "",
     **changes: str | bool,
 ) -> list[Trace]:
-    """Return the line of one group of rows, over the band of its spread."""
-    return [*_under(group, x, y, look, faint), _line(group, x, y, look, marks) | changes]
+    """Return the line of one group of rows, with a band for the spread of y."""
+    return [
+        *_band_or_faint_line(group, x, y, look, faint),
+        _line(group, x, y, look, marks) | changes,
+    ]
 
 
 def points_with_bars(
     table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", size: int = 10
 ) -> list[Trace]:
-    """Return a marker a row, with bars over its spread in x and in y.
+    """Return a marker for each row, with error bars for the spread in x and in y.
 
     Rows whose column `open` is true get an open marker.
     """
     drawn = []
     for name, rows in _rows_by(table, by).items():
         look = looks[name]
-        # A trace a row, since markers of one trace have their run in common.
+        # Each row has its own trace, because a legend entry or click refers to whole traces.
         for row in rows:
             symbol = f"{look.symbol}-open" if row.get("open") else look.symbol
             outline = {"width": 2, "color": look.color}
@@ -91,17 +95,17 @@ def points_with_bars(
 def bars(
     table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", horizontal: bool = False
 ) -> list[Trace]:
-    """Return bars, one trace a look, with whiskers over the spread of their lengths.
+    """Return bars, one trace per style, with whiskers for the spread of their lengths.
 
-    Hatches tell them apart where colours come round again. horizontal: x is the length, y the
-    place.
+    Hatches distinguish bars when colours repeat. With `horizontal`, x is the length of a bar and y
+    its position.
     """
-    # The column along which bars reach, and so the one that has a spread.
+    # Whiskers show the spread of the column that gives the lengths of the bars.
     length = x if horizontal else y
     drawn = []
     for name, rows in _rows_by(table, by).items():
         look, group = looks[name], {column: [row[column] for row in rows] for column in rows[0]}
-        # Bars have no dash: what a line shows by it, a bar shows by its hatch.
+        # A bar cannot show the dash of its line style, so a hatch replaces the dash.
         pattern = {"shape": _HATCHES[look.dash]}
         trace: Trace = {"type": "bar", "x": group[x], "y": group[y]}
         trace |= {"marker": {"color": look.color, "pattern": pattern}, "showlegend": False}
@@ -116,8 +120,10 @@ def bars(
     return drawn
 
 
-def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int = 8) -> Trace:
-    """Return the rows of one look as markers with bars over the spread of y, as one trace."""
+def points(
+    table: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, *, size: int = 8
+) -> Trace:
+    """Return all rows as one trace of markers in one style, with error bars for the spread of y."""
     marker = {"color": look.color, "symbol": look.symbol, "size": size}
     trace: Trace = {"x": list(table[x]), "y": list(table[y]), "mode": "markers", "marker": marker}
     if f"{y}_low" in table:
@@ -128,9 +134,13 @@ def points(table: pd.DataFrame, x: str, y: str, look: Entry | Line, *, size: int
 
 
 def curve(
-    x: Sequence[float], y: Sequence[float], look: Entry | Line, width: float = 1, **details: object
+    x: Sequence[float],
+    y: Sequence[float],
+    look: RunEntry | LineStyle,
+    width: float = 1,
+    **details: object,
 ) -> Trace:
-    """Return a line through calculated values, with an optional hover text."""
+    """Return a line through calculated values; `details` are further keys, such as a hover text."""
     line = {"color": look.color, "dash": look.dash, "width": width}
     return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | details
 
@@ -138,7 +148,7 @@ def curve(
 def crosses(
     x: Sequence[float], y: Sequence[float], texts: Sequence[str], place: str, **details: object
 ) -> Trace:
-    """Return crosses with texts where something changes."""
+    """Return crosses with texts, which mark points where a result changes."""
     return (
         {
             "x": x,
@@ -157,13 +167,13 @@ def crosses(
 def words(
     table: pd.DataFrame, x: str, y: str, text: str = "text", *, size: int = 11, **changes: str
 ) -> Trace:
-    """Return texts at places, in the ink of the page."""
+    """Return the texts of a table's rows at their positions, in the text colour of the page."""
     places = {"x": list(table[x]), "y": list(table[y]), "text": list(table[text])}
     return places | {"mode": "text", "textfont": {"size": size, "color": INK}} | QUIET | changes
 
 
 def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "solid") -> Trace:
-    """Return a thin line that belongs to no run: an ideal, a front, an axis."""
+    """Return a thin line that belongs to no run, such as an ideal, a Pareto front or an axis."""
     return {
         "x": x,
         "y": y,
@@ -175,11 +185,12 @@ def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "soli
 def whisker(
     middle: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
 ) -> Trace:
-    """Return bars from the least to the greatest value, invisible without a spread."""
-    least, value, most = (np.asarray(each, float) for each in (low, middle, high))
+    """Return error bars from `low` to `high`, which are invisible without a spread."""
+    least, value, most = (np.asarray(values, float) for values in (low, middle, high))
     return {
         "array": np.maximum(most - value, 0).tolist(),
-        # Rounding may put a mean a little beyond its ends; Plotly wants lengths.
+        # Lengths are clipped, because rounding may put a mean outside its range, and Plotly needs
+        # nonnegative lengths.
         "arrayminus": np.maximum(value - least, 0).tolist(),
         "symmetric": False,
         "color": color,
@@ -190,20 +201,20 @@ def whisker(
 
 def _groups(
     table: pd.DataFrame, looks: Looks, by: str
-) -> Iterator[tuple[Entry | Line, pd.DataFrame]]:
+) -> Iterator[tuple[RunEntry | LineStyle, pd.DataFrame]]:
     for name, group in table.groupby(by, sort=False):
         yield looks[name], group
 
 
 def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
-    """Return rows by group, faster than pandas for thousands of runs with one row each."""
+    """Group rows by a column; for thousands of groups of one row, this is faster than pandas."""
     results: dict[str, list[Trace]] = {}
     for row in table.to_dict("records"):
         results.setdefault(row[by], []).append(row)
     return results
 
 
-def _line(group: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) -> Trace:
+def _line(group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, marks: bool) -> Trace:
     marker = {"color": look.color, "symbol": look.symbol, "size": 7}
     line = {"color": look.color, "dash": look.dash, "width": 2}
     trace = {"x": _thin(group[x]), "y": _thin(group[y]), "showlegend": False} | look.style
@@ -214,26 +225,28 @@ def _line(group: pd.DataFrame, x: str, y: str, look: Entry | Line, marks: bool) 
     return trace | {"mode": "lines", "line": line}
 
 
-def _under(group: pd.DataFrame, x: str, y: str, look: Entry | Line, faint: str) -> list[Trace]:
-    """Return the band between the least and the greatest value, or else the faint line."""
+def _band_or_faint_line(
+    group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, faint: str
+) -> list[Trace]:
+    """Return the band between least and greatest value; without a spread, the faint line."""
     quiet = {"x": _thin(group[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
-    # A band of no width would be an invisible trace that still answers to the pointer.
+    # There is no band of width zero, because it would be an invisible trace with hover text.
     if low in group and not group[low].equals(group[high]):
-        # Two lines of no width, and the colour between them.
+        # Two invisible lines bound the filled area of the band.
         fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
-        edges = [quiet | {"line": {"width": 0}, "y": _thin(group[each])} for each in (low, high)]
+        edges = [quiet | {"line": {"width": 0}, "y": _thin(group[end])} for end in (low, high)]
         return [edges[0], edges[1] | fill]
     line = {"color": transparent(look.color, 0.3), "width": 1}
     return [quiet | {"y": _thin(group[faint]), "line": line}] if faint else []
 
 
 def _thin(values: pd.Series) -> np.ndarray:
-    """Keep half the digits of many values, because a figure shows fewer than six."""
+    """Return many values in single precision, because a figure shows fewer than six digits."""
     return np.asarray(values, np.float32 if len(values) > _FEW else float)
 
 
-Scale = list[tuple[float, str]]  # from 0, the least value, to 1, the most: colours
+Scale = list[tuple[float, str]]  # colours by position from 0 (least) to 1 (greatest)
 
 
 def cells(
@@ -248,14 +261,18 @@ def cells(
     letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
-    """Return cells of a table, by names of rows and columns or between edges.
+    """Return a heat map of a table, whose rows and columns are placed by names or edges.
 
     Args:
-        values: shape (rows, columns); x, y: names, or edges, of columns and rows; None: numbers.
-        colors: from the least value, 0, to `most`; None: those of the figure's own colour axis.
-        hover: a template of Plotly; "": no hover text.
-        texts: of the cells; letters: their size.
-        gap: pixels between cells; on: the axes, where they are not the first ones.
+        values: Values, shape (rows, columns).
+        x, y: Names or edges of the columns and the rows; default: their numbers.
+        colors: Colour scale from 0 to `most`; default: the colour axis of the figure.
+        most: Value at the upper end of the colour scale.
+        hover: Plotly template of the hover text; default: no hover text.
+        gap: Pixels between cells.
+        texts: Text of each cell, by row and column; default: none.
+        letters: Font size of the texts in pixels.
+        on: Plotly keys of the axes; default: the first axes.
     """
     scale: Trace = {"coloraxis": "coloraxis"}
     if colors is not None:
@@ -279,13 +296,16 @@ def matrix_panel(
     axes: tuple[str, str],
     letters: int = 12,
 ) -> Panel:
-    """Return a matrix of senders (rows) and receivers (columns), with the amounts in its cells.
+    """Return a panel with a matrix of amounts from senders (rows) to receivers (columns).
 
     Args:
-        title: of the panel; axes: titles of x and y.
-        names: of senders and receivers; values: shape (senders, receivers).
-        texts: formats an amount; verb: the hover text between sender and receiver.
-        letters: size of the texts.
+        title: Title of the panel.
+        names: Names of the senders and receivers.
+        values: Sent amounts, shape (senders, receivers).
+        texts: Function that formats an amount.
+        verb: Hover text between sender and receiver.
+        axes: Titles of the x and the y axis.
+        letters: Font size of the texts in pixels.
     """
     heat = cells(
         values,
@@ -305,7 +325,7 @@ def matrix_panel(
 def part_bars(
     x: Any, y: Any, name: str, color: str, hatch: str, hover: str, **changes: object
 ) -> Trace:
-    """Return the bars of one part of stacked bars; its hatch tells it apart without colour."""
+    """Return the trace of one part of stacked bars, with a hatch that distinguishes it."""
     return {
         "type": "bar",
         "x": x,
@@ -319,13 +339,13 @@ def part_bars(
 
 
 def fade_to(color: str, alpha: float = 1.0) -> Scale:
-    """Return colours from clear to this one ("213,94,0"), pale enough for legible text."""
-    # Clear at the low end, so that the page's own colour shows: light or dark.
+    """Return a colour scale from transparent to this colour, given as RGB text "213,94,0"."""
+    # The low end is transparent, so that it has the colour of the light or dark page.
     return [(0, f"rgba({color},0)"), (1, f"rgba({color},{alpha})")]
 
 
 def step_colors(colors: Sequence[str]) -> Scale:
-    """Return a colour for each of the values 0, 1, 2, …, half a step to both sides."""
+    """Return a colour scale with one constant colour around each of the values 0, 1, 2, …."""
     last = len(colors) - 1
     return [
         (min(max((step + side) / last, 0.0), 1.0), color)

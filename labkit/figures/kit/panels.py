@@ -1,4 +1,4 @@
-"""Panels as data: traces, axes and texts of a chart."""
+"""Panels as data: traces, axes and texts of one chart."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-# A trace, an axis or a layout, as Plotly takes it: its own schema checks it when it is drawn, and
-# knows more of it than a type here could say.
+# A trace, an axis or a layout is a Plotly dictionary. Plotly's schema validates the dictionary when
+# the figure is drawn.
 Trace: TypeAlias = dict[str, Any]
 
-PLOT, BELOW = 200, 50  # pixels of a panel's plot, and of the axis below it
+PLOT, BELOW = 200, 50  # pixels: height of the axes of a panel, height of the labels below
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Traces, axes and words of a chart.
+    """Traces, axes and texts of a chart.
 
-    title: the first line in bold, further lines below it; x, y: the axes' titles, with units;
-    note: stands in the middle where there are no traces, else below the x axis where
-    `always_note`; link: panels with the same one share their x axis when zoomed;
-    over: the x axis over each of several things; traces have their places there in `meta`.
+    Attributes:
+        title: Title; the first line is bold.
+        x, y: Axis titles with units.
+        traces: Plotly traces, without names of axes.
+        note: Text in the middle of a panel without traces; with `always_note`, text below the axis.
+        always_note: Whether a panel with traces shows the note, too.
+        x_axis, y_axis: Further Plotly settings of the axes.
+        link: Key; panels with the same key zoom their x axes together.
+        over: Alternative x axes by name; the `meta` of a trace holds its positions on them.
     """
 
     title: str
@@ -36,11 +41,11 @@ class Panel:
 
 
 def lanes_axis(lanes: Sequence[str]) -> Trace:
-    """Return a y axis with a lane for each name, the first on top."""
+    """Return a y axis with a lane for each name, from top to bottom."""
     return {
         "type": "category",
         "categoryorder": "array",
-        # Plotly counts categories from below.
+        # The order is reversed, because Plotly orders categories from bottom to top.
         "categoryarray": list(lanes[::-1]),
         "range": [-0.5, len(lanes) - 0.5],
         "showgrid": False,

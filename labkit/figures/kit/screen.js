@@ -1,11 +1,11 @@
-// Plotly draws a figure from all of its state, whenever that changes; no message is missed so.
-// This module is small: anywidget gives a module two seconds to come up, and without that its
-// widget never hears of a change again. Plotly, of five megabytes, may take as long as it likes.
+// Plotly redraws a figure from the whole widget state after each change, so no message is lost.
+// This module is small, because anywidget waits only two seconds for a module; afterwards the
+// widget would receive no changes. Plotly (five megabytes) is loaded separately without a timeout.
 
-const FAINT = 0.12; // opacity of what is not chosen
+const FAINT = 0.12; // opacity of runs that are not selected
 const CONFIG = { displaylogo: false, showSendToCloud: false, plotlyServerURL: "" };
 
-/** Plotly, once for all figures of a page. */
+/** Load Plotly once for all figures of a page. */
 function plotly(model) {
   window.labkitPlotly ??= model.widget_manager
     .get_model(model.get("_source"))
@@ -19,7 +19,7 @@ function plotly(model) {
   return window.labkitPlotly;
 }
 
-/** Let a run stand out; the empty key: all alike. What else was changed in the browser stays. */
+/** Highlight a run (an empty key highlights none), and keep all other changes in the browser. */
 async function mark(Plotly, plot, key) {
   for (const [place, { meta }] of plot.data.entries()) {
     const owners = meta?.runs ?? (meta?.run ? [meta.run] : []);
@@ -35,16 +35,16 @@ async function mark(Plotly, plot, key) {
 
 async function render({ model, el }) {
   const plot = el.appendChild(document.createElement("div"));
-  // Laid out, so that text can be measured, but not seen yet.
+  // The plot has a layout, so that text can be measured, but it is still invisible.
   plot.style.cssText = "visibility: hidden; height: 0; overflow: hidden";
   const Plotly = await plotly(model);
   let busy = false;
   let due = false;
-  let drawn; // the figure that was drawn last
-  let marked = ""; // the run that stands out there
-  let current = model.get("ended"); // whether what is drawn cannot be older than the picture
+  let drawn; // the last drawn figure
+  let marked = ""; // the highlighted run
+  let current = model.get("ended"); // whether the state is at least as new as the picture
 
-  /** Draw what there is by now; a browser that is slower than the changes leaves some out. */
+  /** Draw the current state; a slow browser skips intermediate states. */
   async function draw() {
     due = true;
     if (busy) return;
@@ -64,7 +64,7 @@ async function render({ model, el }) {
     busy = false;
   }
 
-  /** A click on its line, its marker or its name chooses a run, a second one lets it go. */
+  /** Select a run by a click on its line, marker or name; deselect it by a second click. */
   function listen() {
     const choose = (key) => {
       model.set("chosen", model.get("chosen") === key ? "" : key);
@@ -78,11 +78,11 @@ async function render({ model, el }) {
     plot.on("plotly_legendclick", ({ data, curveNumber }) => {
       const key = data[curveNumber].meta?.run;
       if (key) choose(key);
-      return !key; // whether Plotly hides it
+      return !key; // true lets Plotly hide the trace
     });
   }
 
-  /** Take the place of the picture that stood in. */
+  /** Show the plot and hide the placeholder picture. */
   function show() {
     plot.style.cssText = "";
     const picture = el.closest(".labkit-screen")?.querySelector(".labkit-picture");
@@ -94,7 +94,7 @@ async function render({ model, el }) {
     draw();
   });
   const observer = new ResizeObserver(draw);
-  observer.observe(el); // which draws for the first time
+  observer.observe(el); // also triggers the first drawing
   return () => {
     observer.disconnect();
     Plotly.purge(plot);

@@ -1,4 +1,4 @@
-"""A figure that changes in a notebook: drawn by Plotly, and by an SVG picture until it loads."""
+"""A figure that a notebook updates; a placeholder is shown until Plotly has drawn the figure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ GRID = "#80808040"
 DASHES = {"dash": "9 6", "dot": "3 3", "dashdot": "9 4 2 4"}
 
 
-class Scale(NamedTuple):
-    """How values lie along an axis: `low` at pixel `first`, `high` at pixel `last`."""
+class PixelScale(NamedTuple):
+    """A linear axis, where value `low` is at pixel `first`, and value `high` at pixel `last`."""
 
     low: float
     high: float
@@ -29,24 +29,23 @@ class Scale(NamedTuple):
     last: float
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value."""
+        """Return the pixel position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.first + share * (self.last - self.first)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Return round values, at most so many.
+        """Return at most `most` round values within the axis.
 
-        >>> Scale(0.0, 23.0, 0, 100).ticks()
-        [0.0, 5.0, 10.0, 15.0, 20.0]
+        >>> PixelScale(0.0, 23.0, 0, 100).ticks() [0.0, 5.0, 10.0, 15.0, 20.0]
         """
         least = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(least))
-        step = next(power * each for each in (1, 2, 5, 10) if power * each >= least)
+        step = next(power * multiple for multiple in (1, 2, 5, 10) if power * multiple >= least)
         return [step * k for k in range(math.ceil(self.low / step), int(self.high // step) + 1)]
 
 
 def picture(content: Trace) -> str:
-    """Return the SVG of data and layout with axis domains."""
+    """Return an SVG picture of a Plotly figure, given as JSON, whose axes have domains."""
     layout, data = content["layout"], content["data"]
     width, height = layout["width"], layout["height"]
     title = layout["title"]["text"]
@@ -65,7 +64,7 @@ def picture(content: Trace) -> str:
 
 
 def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
-    """Yield the parts of one pair of axes and its traces."""
+    """Yield the SVG elements of a panel: one pair of axes and its traces."""
     margin = layout["margin"]
     across = layout["width"] - margin["l"] - margin["r"]
     up = layout["height"] - margin["t"] - margin["b"]
@@ -94,19 +93,19 @@ def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
         yield _line(trace, columns, rows)
 
 
-def _axis_scale(values: Sequence[float], axis: Trace, first: float, last: float) -> Scale:
-    """Return an axis that holds these values, with a little room around them."""
+def _axis_scale(values: Sequence[float], axis: Trace, first: float, last: float) -> PixelScale:
+    """Return an axis that spans these values, with a margin of 5 %."""
     if "range" in axis:
         low, high = axis["range"]
-        return Scale(low, high, first, last)
+        return PixelScale(low, high, first, last)
     low, high = min(values, default=0.0), max(values, default=1.0)
     if axis.get("rangemode") == "tozero":
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.05 * (high - low) or 0.5
-    return Scale(low if low == 0 else low - room, high + room, first, last)
+    return PixelScale(low if low == 0 else low - room, high + room, first, last)
 
 
-def _line(trace: Trace, columns: Scale, rows: Scale) -> str:
+def _line(trace: Trace, columns: PixelScale, rows: PixelScale) -> str:
     places = [(columns.at(x), rows.at(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     line = trace["line"]
@@ -118,20 +117,20 @@ def _line(trace: Trace, columns: Scale, rows: Scale) -> str:
     return drawn
 
 
-def _bars(traces: Sequence[Trace], columns: Scale, top: float, bottom: float) -> Iterator[str]:
-    """Yield stacked horizontal bars, the first one on top."""
+def _bars(traces: Sequence[Trace], columns: PixelScale, top: float, bottom: float) -> Iterator[str]:
+    """Yield stacked horizontal bars, with the first category on top."""
     names = traces[0]["y"]
-    each = (bottom - top) / len(names)
-    for place, name in enumerate(names):
-        begin, high = 0.0, top + (place + 0.15) * each
-        yield _text(columns.first - 5, high + 0.35 * each + 4, name, 11, "end")
+    height = (bottom - top) / len(names)
+    for row_index, name in enumerate(names):
+        begin, high = 0.0, top + (row_index + 0.15) * height
+        yield _text(columns.first - 5, high + 0.35 * height + 4, name, 11, "end")
         for trace in traces:
-            x, width = columns.at(begin), columns.at(trace["x"][place]) - columns.at(0)
+            x, width = columns.at(begin), columns.at(trace["x"][row_index]) - columns.at(0)
             yield (
-                f'<rect x="{x:.1f}" y="{high:.1f}" width="{width:.1f}" height="{0.7 * each:.1f}" '
+                f'<rect x="{x:.1f}" y="{high:.1f}" width="{width:.1f}" height="{0.7 * height:.1f}" '
                 f'fill="{trace["marker"]["color"]}"/>'
             )
-            begin += trace["x"][place]
+            begin += trace["x"][row_index]
 
 
 def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]:
@@ -148,17 +147,18 @@ def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more: str = "") -> str:
-    # Plotly's own texts hold entities; a name that is none of labkit's may hold anything.
+    # The text is unescaped before escaping, because Plotly's texts contain HTML entities, and
+    # users' names may contain any character.
     inner = escape(unescape(text))
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
     return f"<text {place}{more}>{inner}</text>"
 
 
 class _Source(ipywidgets.Widget):
-    """Plotly's script, which the figures of a kernel share; sent on request.
+    """Plotly's script in a widget, which all figures of a kernel share and request by message.
 
-    As a part of the state it would be sent to each page that is loaded anew before all other
-    widgets, which have four seconds there to come up.
+    If the script were part of the widget state, a reloaded page would receive this large state
+    first. The other widgets have only four seconds to appear.
     """
 
     def __init__(self) -> None:
@@ -173,9 +173,9 @@ class _Plot(anywidget.AnyWidget):
     """A widget that Plotly draws in a browser.
 
     Attributes:
-        figure: data and layout, anew whenever it changes.
-        ended: it will not change any more.
-        chosen: the key of the run that stands out; the empty one: all alike.
+        figure: Data and layout; each change replaces both.
+        ended: Whether this is the last change of the figure.
+        chosen: Key of the run that the user highlights; an empty key highlights no run.
     """
 
     _esm = Path(__file__).with_name("screen.js")
@@ -185,21 +185,20 @@ class _Plot(anywidget.AnyWidget):
     chosen = traitlets.Unicode().tag(sync=True)
 
 
-class Screen:
-    """Shows a figure that changes.
+class FigureScreen:
+    """A display area in a notebook for a figure that changes.
 
-    The stand-in needs nothing but the widgets of Jupyter. In each browser it stands until Plotly
-    has come up there and has drawn a change: on a busy machine that takes seconds, elsewhere for
-    ever.
+    A placeholder (a picture or text) uses only standard Jupyter widgets. Each browser shows the
+    placeholder until Plotly has loaded and drawn a change, which may take seconds or never happen.
 
     Args:
-        content: data and layout.
-        words: HTML that stands in; without any, a picture does.
+        content: Data and layout of the first figure, as Plotly JSON.
+        words: HTML of the placeholder; default: an SVG picture of the figure.
 
     Attributes:
-        widget: to be displayed.
-        content: data and layout of the figure.
-        plot: the widget that Plotly draws; None before the first change.
+        widget: Widget to display.
+        content: Data and layout of the figure.
+        plot: Widget in which Plotly draws the figure; None before the first change.
     """
 
     def __init__(self, content: Trace, words: str = "") -> None:
@@ -208,19 +207,20 @@ class Screen:
         self.plot: _Plot | None = None
         self.widget = ipywidgets.VBox([self._picture])
         self.widget.add_class("labkit-screen")
-        self._put(content)
+        self._set_content(content)
 
     def show(self, content: Trace, ended: bool = False) -> None:
-        """Show it now."""
-        self._put(content)
+        """Replace the shown figure by `content`; `ended` marks the last change."""
+        self._set_content(content)
         if self.plot is None:
-            # Not before the picture is there: these are megabytes, which others would wait for.
+            # The picture is sent first, because Plotly's script of several megabytes delays later
+            # messages.
             self.plot = _Plot(_source=_source().model_id, figure=content, ended=ended)
             self.widget.children = [self._picture, self.plot]
         else:
             self.plot.set_state({"figure": content, "ended": ended})
 
-    def _put(self, content: Trace) -> None:
+    def _set_content(self, content: Trace) -> None:
         self.content, self._picture.value = content, self._words or picture(content)
 
 

@@ -1,4 +1,4 @@
-"""Sheets of panels with a title, a legend and alternative text."""
+"""Sheets: rows of chart panels with a title, a legend and alternative text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.entries import MANY, OVERSUBSCRIBED, Entry, Line
+from labkit.figures.kit.entries import MANY, OVERSUBSCRIBED, LineStyle, RunEntry
 from labkit.figures.kit.panels import BELOW, PLOT, Panel
 
 if TYPE_CHECKING:
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Rows of panels, to be laid out as one figure, or one by one on a page.
+    """Rows of panels that form one figure, or that a report page shows one by one.
 
     Attributes:
-        rows: of panels, from above.
-        shown: entries of the legend.
-        title: with clock and network, where it has times.
-        remarks: on all panels; they stand under the title.
-        words: the panels as text, for the alternative text.
-        plot, below: pixels from the top of a panel's axes to their bottom, and of the labels
-            under it.
+        rows: Rows of panels, from top to bottom.
+        shown: Entries of the legend.
+        title: Title, which includes the clock and the network if the figure shows times.
+        remarks: Remarks on all panels, which form the subtitle.
+        words: Descriptions of the panels' content, for the alternative text.
+        plot: Height of the axes of a panel in pixels.
+        below: Height of the labels under the axes in pixels.
     """
 
     rows: Sequence[Sequence[Panel]]
-    shown: Sequence[Entry | Line]
+    shown: Sequence[RunEntry | LineStyle]
     title: str
     remarks: Sequence[str] = ()
     words: Sequence[str] = ()
@@ -37,20 +37,21 @@ class Sheet:
 
     @property
     def remark(self) -> str:
-        """The line under the title."""
+        """Subtitle: all remarks in one line."""
         return " · ".join(part for part in self.remarks if part)
 
     @property
     def alt(self) -> str:
-        """The alternative text, of at most `MANY` sentences about runs."""
+        """Alternative text: title, remarks, and at most `MANY` of the texts in `words`."""
         more = len(self.words) - MANY
-        rest = (f"and {more} more, which a table has",) if more > 0 else ()
+        rest = (f"and {more} more; see the table",) if more > 0 else ()
         parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 
     def figure(self) -> Figure:
         """Draw all panels on one canvas, with a legend."""
-        # Plotly takes half a second to import, which `lk.table` and `labkit ls` need not wait for.
+        # Plotly is imported late, because its import takes half a second, which `lk.table` and
+        # `labkit ls` avoid.
         from labkit.figures.kit.canvas import draw
 
         shown = list(self.shown)
@@ -59,17 +60,17 @@ class Sheet:
 
 def sheet(
     rows: Sequence[Sequence[Panel]],
-    shown: Iterable[Entry | Line],
+    entries: Iterable[RunEntry | LineStyle],
     title: str,
     remarks: Sequence[str] = (),
     words: Sequence[str] = (),
     plot: int = PLOT,
     below: int = BELOW,
 ) -> Figure:
-    """Draw rows of panels as one figure, see `Sheet`."""
-    return Sheet(rows, list(shown), title, remarks, words, plot, below).figure()
+    """Draw rows of panels as one figure; see `Sheet` for the arguments."""
+    return Sheet(rows, list(entries), title, remarks, words, plot, below).figure()
 
 
-def overload(shown: Iterable[Entry]) -> list[str]:
-    """Return the remark on more threads than cores, if a run had them."""
-    return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in shown) else []
+def overload(entries: Iterable[RunEntry]) -> list[str]:
+    """Return a remark if a run used more threads than the host has cores."""
+    return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in entries) else []

@@ -1,1 +1,1 @@
-"""Results and speeds of runs: curves, tables, and any of their numbers over any other."""
+"""Figures of results and speeds of runs: curves, tables, scatter plots, and summaries."""

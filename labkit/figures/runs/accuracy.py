@@ -1,4 +1,4 @@
-"""Accuracies of runs with their range over seeds, and findings made of them."""
+"""Test accuracies of runs with their range over seeds, and findings on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.figures.kit.findings import Finding
-from labkit.records.analysis.columns import spread
+from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run
 
 PERCENT = "{:.1%}".format
@@ -19,18 +19,18 @@ COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "seeds", "wire_bytes", "
 def accuracy_range(run: Run) -> tuple[float, float, float]:
     """Return the test accuracy of a run, and the least and the greatest over its seeds."""
     accuracy = float(run.metrics["test_accuracy"])
-    low, high = spread(run, "test_accuracy") or (accuracy, accuracy)
+    low, high = seed_range(run, "test_accuracy") or (accuracy, accuracy)
     return accuracy, low, high
 
 
 def accuracy_table(
     runs: Iterable[Run], describe: Callable[[Run], Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Return a row a run: its description, then accuracy, seeds, bytes a step and seconds.
+    """Return a row per run: description, accuracy, seeds, bytes per step, training seconds.
 
     Args:
-        runs: with test accuracies.
-        describe: makes the first columns of a run's row.
+        runs: Runs with test accuracies.
+        describe: Function that returns the first columns of a run's row, by name.
     """
     rows = []
     for run in runs:
@@ -40,22 +40,22 @@ def accuracy_table(
     return pd.DataFrame(rows)
 
 
-def accuracy_finding(row: Any, what: str = "", who: str = "", *details: str) -> Finding:
-    """Return the finding of a row of `accuracy_table`, as `itertuples` gives it."""
+def accuracy_finding(row: Any, head: str = "", subject: str = "", *details: str) -> Finding:
+    """Return the finding on a row of `accuracy_table`, given as a tuple from `itertuples`."""
     band = row.accuracy_low, row.accuracy_high
-    return Finding(what, who, row.accuracy, band, row.seeds, PERCENT, details=details)
+    return Finding(head, subject, row.accuracy, band, row.seeds, PERCENT, details=details)
 
 
 def list_accuracies(table: pd.DataFrame) -> str:
-    """Return `ring 91.0%, complete 92.0%`, from the columns way and accuracy."""
+    """List the labels (column `way`) and accuracies of a table: `ring 91.0%, complete 92.0%`."""
     return ", ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
 
 
 def is_better(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Return whether every seed of ours is above every seed of theirs."""
+    """Return whether every seed of `ours` is more accurate than every seed of `theirs`."""
     return bool(ours["accuracy_low"].min() > theirs["accuracy_high"].max())
 
 
 def is_near(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Return whether each range of ours reaches the lowest of theirs, or lies above it."""
+    """Return whether the best seed of each row of `ours` reaches the worst seed of `theirs`."""
     return bool((ours["accuracy_high"] >= theirs["accuracy_low"].min()).all())

@@ -1,4 +1,4 @@
-"""Runs beside a baseline: seed by seed, and in precision, memory and loss scales."""
+"""Comparison of runs with a baseline: loss by seed, precision, memory and loss scales."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ import pandas as pd
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import completed_entries
 from labkit.figures.kit.findings import Markdown
-from labkit.records.analysis.precisions import KEPT, loss_scales, precisions
-from labkit.records.analysis.seeds import LAST, seed_by_seed
+from labkit.records.analysis.precisions import PERSISTENT_MEMORY, loss_scales, precisions
+from labkit.records.analysis.seeds import LAST_STEPS, seed_by_seed
 from labkit.records.compressors import method
-from labkit.records.pace import in_order
+from labkit.records.pace import with_end_times
 from labkit.records.run import Run
 
 __all__ = [
-    "loss_scale_reading",
     "loss_scales",
-    "memory_reading",
     "precision_table",
     "seed_by_seed",
-    "seed_reading",
+    "summarize_loss_scale",
+    "summarize_memory",
+    "summarize_seed",
 ]
 
 _LOSSES = {
-    "training_loss": f"training loss (mean of the last {LAST} steps)",
+    "training_loss": f"training loss (mean of the last {LAST_STEPS} steps)",
     "test_loss": "test loss",
 }
 
 
-def seed_reading(candidate: Run, baseline: Run) -> Markdown:
-    r"""Say in how many seeds the first run ends with a lower loss, and the odds by chance.
+def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
+    r"""Summarize in how many seeds the candidate's loss is lower, and how likely that is by chance.
 
-    The sign test of one side: \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\) for k of n seeds.
+    The probability that chance alone gives k or more of n seeds is that of the one-sided sign test:
+    \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
 
-    Raises: LabkitError, where the runs share no completed seed.
+    Raises:
+        LabkitError: The runs share no completed seed.
     """
     table = seed_by_seed(candidate, baseline)
-    steps = int(in_order(candidate.history)["step"].max()) + 1
+    steps = int(with_end_times(candidate.history)["step"].max()) + 1
     fields = candidate.experiment
     seeds = len(table)
     lines = [
         f"{method(candidate)} ends with a lower {what} than {method(baseline)} in "
         f"**{int(table[f'lower_{name}'].sum())} of {seeds} seeds**: mean {table[name].mean():.4g} "
-        f"against {table[f'baseline_{name}'].mean():.4g}; chance alone would give so many or "
+        f"against {table[f'baseline_{name}'].mean():.4g}; chance alone would give this many or "
         f"more in {_chance(int(table[f'lower_{name}'].sum()), seeds):.0%} of such trials."
         for name, what in _LOSSES.items()
     ]
@@ -54,31 +56,33 @@ def seed_reading(candidate: Run, baseline: Run) -> Markdown:
 
 
 def _chance(wins: int, trials: int) -> float:
-    return float(sum(comb(trials, each) for each in range(wins, trials + 1)) / 2**trials)
+    return float(sum(comb(trials, successes) for successes in range(wins, trials + 1)) / 2**trials)
 
 
-_SAME = 0.005  # relative: the few bytes of a loss scale are no more memory
+_SAME = 0.005  # relative memory difference that counts as equal, such as by a loss scale
 
 
 def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
-    """Return a row a run: precision of compute and wire, accuracy, verdict, bytes and ms.
+    """Return a row per run: precision of compute and wire, accuracy, verdict, bytes and ms.
 
-    `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are those of the rank
-    that has most; a run whose equivalence gate failed has no milliseconds.
+    `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are the maxima over
+    ranks. A run that failed its equivalence check has no time (ms).
 
     Args:
-        runs: the baseline among them or not.
-        baseline: against which accuracy is judged.
+        runs: Runs to compare; the baseline may be among them.
+        baseline: Run whose accuracy is the reference.
 
-    Raises: LabkitError, where there are no runs, or one has no results.
+    Raises:
+        LabkitError: There are no runs, or a run has no results.
     """
     return precisions({entry.label: entry.run for entry in completed_entries(runs)}, baseline)
 
 
-def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
-    """Compare the memory of each run with the baseline, and say what peaks show.
+def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
+    """Compare the memory of each run with that of the baseline, and list all peaks.
 
-    Raises: as `precision_table`.
+    Raises:
+        LabkitError: There are no runs, or a run has no results.
     """
     shown = completed_entries(runs)
     base = baseline.metrics["memory_bytes"]
@@ -87,25 +91,26 @@ def memory_reading(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # In the order of the runs: a process keeps its memory, so that peaks only grow.
+    # Peaks are listed in the order of the runs, because a process keeps its memory and later peaks
+    # can only be higher.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
-    peaks = ", ".join(bytes_text(each.metrics["memory_bytes"]["peak"]) for each in in_order)
+    peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(
-        f"The most that a rank's process took, in the order of the runs: {peaks}. The same "
-        "processes ran them all and keep what earlier runs have taken, TensorFlow itself "
-        "included: an upper bound of each, and no measure of one precision against another."
+        f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same "
+        "processes executed all runs and keep the memory of earlier runs and of TensorFlow "
+        "itself. Each peak is an upper bound and does not compare precisions."
     )
     return Markdown("\n".join(f"- {line}" for line in lines))
 
 
-def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
-    """Say which steps ranks skipped, and whether all had the same loss scale.
+def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
+    """List the steps that ranks skipped, and state whether all ranks had equal loss scales.
 
     Args:
-        rows: as for `loss_scales`.
+        rows: Records of loss scales and updates by step and rank, as for `loss_scales`.
     """
     table = loss_scales(rows)
-    made = table["updates"].diff().fillna(table["updates"])  # 0 where a step was skipped
+    made = table["updates"].diff().fillna(table["updates"])  # updates per step (0: skipped)
     skipped = [
         f"step {step} by "
         + ("all ranks" if group.all() else f"rank {', '.join(map(str, group[group].index))} only")
@@ -115,15 +120,21 @@ def loss_scale_reading(rows: Iterable[Mapping[str, float]]) -> Markdown:
     alike = (table["loss_scale"].nunique(axis=1) == 1).all() and (made.nunique(axis=1) == 1).all()
     return Markdown(
         f"Skipped: {'; '.join(skipped) or 'no step'}. The ranks "
-        + ("had the same loss scale after every step." if alike else "**did not stay alike**.")
+        + (
+            "had the same loss scale after every step."
+            if alike
+            else "**had different loss scales**."
+        )
     )
 
 
 def _memory(group: dict[str, float], base: dict[str, float]) -> str:
-    """Return `keeps 1.6 MB of weights (2x), …` or `keeps as many bytes as the baseline`."""
+    """Describe a run's memory beside the baseline's, such as `keeps 1.6 MB of weights (2x)`."""
     more = [
         f"{bytes_text(group[kind])} of {kind} ({group[kind] / base[kind]:.3g}x)"
-        for kind in KEPT
-        if base[kind] and abs(group[kind] - base[kind]) > _SAME * sum(base[each] for each in KEPT)
+        for kind in PERSISTENT_MEMORY
+        if base[kind]
+        and abs(group[kind] - base[kind])
+        > _SAME * sum(base[category] for category in PERSISTENT_MEMORY)
     ]
     return f"keeps {', '.join(more)}" if more else "keeps as many bytes as the baseline"

@@ -1,4 +1,4 @@
-"""Block coordinate descent: optimality gap by rounds, and dependencies between blocks."""
+"""Block coordinate descent: optimality gap by rounds, and couplings between blocks."""
 
 from __future__ import annotations
 
@@ -19,76 +19,76 @@ from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.records.analysis.losses import loss_curve
 from labkit.records.run import Run
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import completed_seeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CLOSE = 1e-6  # of the optimum
+_CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
-_DRAWN = 60  # blocks; of more, cells would be smaller than a pixel on a phone
-_HALF = 0.5  # of the rounds that chance needs
+_DRAWN = 60  # greatest number of drawn blocks; cells of more would be smaller than a pixel
+_HALF = 0.5  # share of random selection's rounds that a sentence compares with
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
-    r"""Draw the optimality gap \((F - F^*) / F^*\) of each run by rounds, in a band of seeds.
+    r"""Draw the optimality gap \((F - F^*) / F^*\) of each run over rounds, with a band of seeds.
 
     Args:
-        runs: whose loss is the whole objective.
-        optimum: F*, from an independent solver.
+        runs: Runs of block coordinate descent, or others whose loss is the whole objective F.
+        optimum: Least value F* of the objective, from an independent solver.
     """
     shown, traces, words = entries(runs), [], []
     for entry in shown:
         group = _gaps(entry.run, optimum)
-        # On a logarithmic axis nothing may be below what rounding leaves.
+        # A logarithmic axis needs positive gaps, so gaps are clipped at the rounding error.
         table = group.clip(lower=np.finfo(float).eps) if len(group) else group
         traces += line_over_band(table, "step", "gap", entry)
         words.append(f"{entry.label}: {group['gap'].iloc[-1]:.2g} after {len(group) - 1} rounds")
     panel = Panel(
-        title="How far from the optimum\nmean over seeds; band: their spread",
+        title="Distance from the optimum\nmean over seeds; band: range over seeds",
         x="round",
-        y="gap, of the optimum",
+        y="relative gap",
         traces=traces,
         y_axis={"type": "log", "exponentformat": "power"},
     )
-    title = f"Gap by rounds · {clock_and_network(shown)}"
+    title = f"Optimality gap by rounds · {clock_and_network(shown)}"
     return sheet([[panel]], shown, title, overload(shown), words, plot=320)
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Draw the coupling of each pair of blocks that never change in one round.
+    """Draw the coupling of each pair of coordinate blocks that never change in the same round.
 
     Args:
-        couplings: shape (blocks, blocks), see `labkit.schedules.blocks.couplings`; of many blocks
-            the first ones are drawn.
-        dependency: blocks whose coupling is at least this are never changed in one round.
+        couplings: Couplings from 0 to 1, shape (blocks, blocks), from
+            `labkit.schedules.blocks.couplings`; of many blocks, only the first are drawn.
+        dependency: Least coupling (0 to 1) with which two blocks never change in the same round.
     """
-    apart = couplings >= dependency
-    np.fill_diagonal(apart, False)
+    dependent = couplings >= dependency
+    np.fill_diagonal(dependent, False)
     few = slice(0, _DRAWN)
-    drawn = np.where(apart, couplings, 0.0)[few, few]
+    drawn = np.where(dependent, couplings, 0.0)[few, few]
     hover = "%{y} and %{x}: %{z:.2f}"
     panel = Panel(
-        title="Blocks that never change in one round\ncolour: their coupling, 0 (clear) to 1",
+        title="Blocks that never change in the same round\ncolour: their coupling, 0 (clear) to 1",
         x="block",
         y="block",
         traces=[cells(drawn, colors=fade_to("213,94,0", 0.8), most=1.0, hover=hover)],
         y_axis={"autorange": "reversed"},
     )
-    pairs, count = int(apart.sum()) // 2, len(couplings)
+    pairs, count = int(dependent.sum()) // 2, len(couplings)
     of = f"{plural(pairs, 'pair')} of {count * (count - 1) // 2}"
     word = f"{of} with a coupling of {dependency:g} or more"
     remarks = [f"the first {_DRAWN} of {count} blocks"] if count > _DRAWN else []
-    return sheet([[panel]], [], "Who depends on whom", remarks, [word], plot=420)
+    return sheet([[panel]], [], "Dependencies between blocks", remarks, [word], plot=420)
 
 
-def blocks_reading(runs: Sequence[Run], optimum: float) -> Markdown:
-    """Say after how many rounds each run was within a millionth of the optimum, and its bytes.
+def summarize_blocks(runs: Sequence[Run], optimum: float) -> Markdown:
+    """Summarize the rounds of each run to a relative gap of a millionth, and bytes per round.
 
-    Published: blocks chosen by priority are there sooner than those chosen by chance (Lee 2014).
+    Published: selection by priority needs fewer rounds than random selection (Lee 2014).
     """
     needed = {_selection(run): _rounds_until(run, optimum) for run in runs}
-    return sentences([*_rounds_findings(runs, needed, optimum), *_published(needed)])
+    return sentences([*_rounds_findings(runs, needed, optimum), *_priority_claim(needed)])
 
 
 def _rounds_findings(
@@ -96,55 +96,60 @@ def _rounds_findings(
 ) -> Iterator[Finding]:
     for run, (way, counts) in zip(runs, needed.items(), strict=True):
         sent = bytes_text(float(run.metrics["wire_bytes_per_step"]))
-        details = (f"{sent} on the wire a round, in the median",)
-        there = [count for count in counts if count is not None]
-        if len(there) == len(counts):
-            band = (min(there), max(there))
-            unit = " rounds to a millionth"
-            yield Finding("", way, median(there), band, len(counts), unit=unit, details=details)
+        details = (f"{sent} on the wire per round (median)",)
+        reached = [count for count in counts if count is not None]
+        if len(reached) == len(counts):
+            band = (min(reached), max(reached))
+            unit = " rounds to a gap of a millionth"
+            yield Finding("", way, median(reached), band, len(counts), unit=unit, details=details)
         else:
             gap = float(_gaps(run, optimum)["gap"].iloc[-1])
-            never = f"{plural(len(counts), 'seed')}, of which {len(there)} came to a millionth"
-            last = f"{gap:.2g} of the optimum are left after all rounds"
+            never = (
+                f"{plural(len(counts), 'seed')}, {len(reached)} of them with a gap of a millionth"
+            )
+            last = f"relative gap {gap:.2g} after all rounds"
             yield Finding("", way, details=(never, last, *details))
 
 
-def _published(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
-    """Judge whether the slowest seed of priority is before the quickest one of chance."""
-    ours, chance = (
+def _priority_claim(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
+    """Judge whether selection by priority needs fewer rounds than random selection in all seeds."""
+    priority, by_chance = (
         [_NEVER if count is None else count for count in needed.get(select, [])]
         for select in ("priority", "random")
     )
-    if not ours or not chance or min(*ours, *chance) == _NEVER:
+    if not priority or not by_chance or min(*priority, *by_chance) == _NEVER:
         return
-    came, share = max(ours) < min(chance), median(ours) / median(chance)
+    holds, share = max(priority) < min(by_chance), median(priority) / median(by_chance)
     half = "no more than half" if share <= _HALF else "more than half"
-    factor = f"{share:.2f} of chance's rounds in the median, {half}"
-    unknown = "chance was not there with every seed, so that no factor is known"
-    claim = "Priority needs fewer rounds than chance, with all seeds"
-    yield published(claim, "Lee 2014", came, unknown if _NEVER in {*ours, *chance} else factor)
+    factor = f"{share:.2f} of the rounds of random selection in the median, {half}"
+    unknown = "some seeds of random selection did not get there, so the factor is unknown"
+    claim = "Selection by priority needs fewer rounds than random selection, with all seeds"
+    yield published(
+        claim, "Lee 2014", holds, unknown if _NEVER in {*priority, *by_chance} else factor
+    )
 
 
 def _selection(run: Run) -> str:
-    """Return how blocks are selected; other strategies change all of them at once."""
+    """Return a run's rule of block selection; strategies without a rule change all at once."""
     strategy = run.experiment["strategy"]
-    return str(strategy.get("select", "all at once"))
+    return str(strategy.get("selection", "all at once"))
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return after how many rounds each seed was close to the optimum; None: never."""
+    """Return the rounds until each seed is close to the optimum; None if a seed never is."""
     results: list[int | None] = []
-    for each in seeds_of(run):
-        close = _gaps(each, optimum)["gap"].to_numpy() <= _CLOSE
-        # A row holds the loss before the change of its round.
+    for seed_run in completed_seeds(run):
+        close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE
+        # Each row has the loss before the update of its round, so its index is the number of
+        # completed rounds.
         results.append(int(close.argmax()) if close.any() else None)
     return results
 
 
 def _gaps(run: Run, optimum: float) -> pd.DataFrame:
-    """Return rounds, and the gap with its ends over the seeds."""
+    """Return a table of rounds and relative optimality gaps, with the range over seeds."""
     group = loss_curve(run.history)
     ends = [end for end in ("", "_low", "_high") if f"loss{end}" in group]
-    # The first row is the loss before any change.
+    # The first row has the loss before any update, so its round is 0.
     gaps = {f"gap{end}": group[f"loss{end}"] / optimum - 1 for end in ends}
     return group[["step"]].assign(step=group["step"] - 1, **gaps)

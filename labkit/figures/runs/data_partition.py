@@ -1,4 +1,4 @@
-"""Labels of the samples that each worker holds."""
+"""Figure of the distribution of class labels among the samples of each worker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from labkit.figures.kit.sheet import sheet
 
 
 def shard_labels(experiment: Experiment) -> Figure:
-    """Draw the shares of labels among the samples of each worker, as a stacked bar a worker.
+    """Draw the shares of class labels in each worker's samples, as one stacked bar per worker.
 
     Args:
-        experiment: with a named data set of classes, or arrays; its data are read.
+        experiment: Experiment on a data set with class labels, or on arrays; the function loads the
+            data.
 
     Raises:
-        InvalidInput: the data have no labels before training.
+        InvalidInput: The data have no integer labels.
     """
     labels = _labels(experiment)
-    shares = experiment.capacities or (1.0,) * experiment.workers
+    shares = experiment.batch_weights or (1.0,) * experiment.workers
     plan = plan_of(experiment, len(labels), shares, labels)
     by_worker = [np.bincount(labels[plan.own_rows(worker)]) for worker in range(experiment.workers)]
     rows = [
@@ -38,9 +39,9 @@ def shard_labels(experiment: Experiment) -> Figure:
     ]
     looks = lines(map(str, np.unique(labels)))
     panel = Panel(
-        title=f"Labels of each worker's samples\nshards={experiment.shards}",
+        title=f"Labels of the samples of each worker\nshards={experiment.data_partition}",
         x="",
-        y="share of its samples",
+        y="share of the worker's samples",
         traces=bars(pd.DataFrame(rows), "worker", "share", looks, by="label"),
         x_axis={"type": "category"},
         y_axis={"tickformat": ".0%"},
@@ -63,7 +64,7 @@ def _labels(experiment: Experiment) -> np.ndarray:
         y = experiment.dataset[1]
     if not isinstance(y, np.ndarray) or y.ndim != 1 or y.dtype.kind not in "iu":
         raise InvalidInput(
-            "data without one whole number a sample have no labels to draw; give a data set of "
-            "classes, or arrays (x, y) with such a y"
+            "the data have no label (one integer per sample) to draw; give a data set of "
+            "classes, or arrays (x, y) with integer labels y"
         )
     return y

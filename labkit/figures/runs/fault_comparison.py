@@ -1,4 +1,4 @@
-"""Goodput, losses and recovery times of strategies under the same faults."""
+"""Comparison of strategies under equal faults: goodput, lost samples and recovery times."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.kit.sheet import sheet
-from labkit.records.analysis.fault_costs import disturbed
+from labkit.records.analysis.fault_costs import compare_faults
 from labkit.records.run import Run
 
-Pairs = Mapping[str, tuple[Run, Run | None]]  # by name, undisturbed and disturbed
+Pairs = Mapping[str, tuple[Run, Run | None]]  # by strategy: (without faults, with)
 
 _COLUMNS = {
     "name": "strategy",
@@ -33,13 +33,13 @@ _COLUMNS = {
 
 
 def fault_table(pairs: Pairs) -> pd.DataFrame:
-    """Return a row a strategy, the highest goodput kept first."""
-    table = disturbed(pairs).sort_values("kept", ascending=False, kind="stable")
+    """Return a row per strategy, sorted by the share of goodput kept under the faults."""
+    table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
     return table[list(_COLUMNS)].rename(columns=_COLUMNS).reset_index(drop=True)
 
 
 def fault_costs(pairs: Pairs) -> pd.DataFrame:
-    """Return a row a survived crash: its step, and the seconds of each phase."""
+    """Return a row per survived crash: the step, and the seconds of each recovery phase."""
     faults = [
         {"strategy": name, "step": fault["step"]}
         | {f"{part}, s": seconds for part, seconds in fault["seconds"].items()}
@@ -49,22 +49,23 @@ def fault_costs(pairs: Pairs) -> pd.DataFrame:
     return pd.DataFrame(faults)
 
 
-def fault_league(pairs: Pairs, script: str = "") -> Figure:
-    """Draw the goodput kept and the recovery time, a bar a strategy.
+def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
+    """Draw the share of goodput kept under faults and the recovery time, a bar per strategy.
 
     Args:
-        pairs: by name, the undisturbed run and that with faults.
-        script: the faults in words.
+        pairs: For each strategy name, its run without faults and its run with faults (None if that
+            is impossible).
+        script: Description of the injected faults, for the title.
     """
-    table = disturbed(pairs).sort_values("kept", ascending=False, kind="stable")
+    table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
     looks = lines(table["name"])
     table["hover"] = [
-        f"{row.name}: {row.kept:.0%} of its goodput, {row.lost:,} samples lost"
+        f"{row.name}: {row.kept:.0%} of goodput kept, {row.lost:,} samples lost"
         if row.finished
-        else f"{row.name}: did not finish, nothing is left"
+        else f"{row.name}: did not finish"
         for row in table.set_index("name", drop=False).itertuples(index=False)
     ]
-    over = table[table["finished"]]
+    finished = table[table["finished"]]
     panels = [
         Panel(
             title=f"{title}\n{under}",
@@ -79,8 +80,14 @@ def fault_league(pairs: Pairs, script: str = "") -> Figure:
             y_axis=lanes_axis(list(table["name"])),
         )
         for title, under, axis, group, column in (
-            ("Goodput kept", "dashed: undisturbed", "goodput / undisturbed", table, "kept"),
-            ("Recovery", "those that finished", "recovery, s", over, "recovery"),
+            (
+                "Goodput kept",
+                "dashed: without faults",
+                "goodput / goodput without faults",
+                table,
+                "kept",
+            ),
+            ("Recovery time", "strategies that finished", "recovery time, s", finished, "recovery"),
         )
     ]
     first, _ = next(iter(pairs.values()))
@@ -90,48 +97,53 @@ def fault_league(pairs: Pairs, script: str = "") -> Figure:
     return sheet([panels], list(looks.values()), title, [script], words, plot=24 * len(table) + 40)
 
 
-def fault_reading(pairs: Pairs) -> Markdown:
-    """Say which strategies did not finish, which keep most and least, and what was lost."""
-    table = disturbed(pairs)
-    over, failed = table[table["finished"]], table[~table["finished"]]
-    return sentences([*_failed(failed, len(table)), *_kept(over), *_lost(over)])
+def summarize_fault(pairs: Pairs) -> Markdown:
+    """Summarize failed strategies, the highest and lowest share of goodput kept, lost samples."""
+    table = compare_faults(pairs)
+    finished, failed = table[table["finished"]], table[~table["finished"]]
+    return sentences(
+        [*_unfinished(failed, len(table)), *_goodput_kept(finished), *_losses(finished)]
+    )
 
 
-def _failed(failed: pd.DataFrame, count: int) -> Iterator[Finding]:
+def _unfinished(failed: pd.DataFrame, count: int) -> Iterator[Finding]:
     if len(failed):
         names = ", ".join(f"**{name}**" for name in failed["name"])
         details = f"{len(failed)} of {count}"
-        yield Finding("Did not finish, so that nothing is left", details=(details, names))
+        yield Finding("Did not finish", details=(details, names))
 
 
-def _kept(over: pd.DataFrame) -> Iterator[Finding]:
-    ranked = over.sort_values("kept").to_dict("records")
-    for what, row in (("Keeps most", ranked[-1:]), ("Keeps least", ranked[:1])):
-        for each in row:
+def _goodput_kept(finished: pd.DataFrame) -> Iterator[Finding]:
+    ranked = finished.sort_values("kept").to_dict("records")
+    for what, row in (("Keeps the most", ranked[-1:]), ("Keeps the least", ranked[:1])):
+        for result in row:
             rates = (
-                f"{each['goodput']:.4g} samples/s, undisturbed {each['calm_goodput']:.4g} samples/s"
+                f"{result['goodput']:.4g} samples/s, "
+                f"without faults {result['calm_goodput']:.4g} samples/s"
             )
-            late = f"recovery {seconds_text(each['recovery'])}"
+            recovery = f"recovery time {seconds_text(result['recovery'])}"
             text = "{:.1%}".format
             yield Finding(
                 f"{what} of its goodput",
-                each["name"],
-                each["kept"],
+                result["name"],
+                result["kept"],
                 text=text,
-                details=(rates, late),
+                details=(rates, recovery),
             )
 
 
-def _lost(over: pd.DataFrame) -> Iterator[Finding]:
-    """List lost samples, and the largest loss of accuracy."""
-    whole: Sequence[str] = list(over[over["lost"] == 0]["name"])
-    if len(over):
+def _losses(finished: pd.DataFrame) -> Iterator[Finding]:
+    """Yield findings on lost samples and on the largest loss of accuracy."""
+    whole: Sequence[str] = list(finished[finished["lost"] == 0]["name"])
+    if len(finished):
         yield Finding(
-            "Finished without the loss of a sample", details=(f"{len(whole)} of {len(over)}",)
+            "Finished without losing a sample", details=(f"{len(whole)} of {len(finished)}",)
         )
-    for row in over[over["lost"] > 0].to_dict("records"):
+    for row in finished[finished["lost"] > 0].to_dict("records"):
         yield Finding("Samples lost", row["name"], row["lost"], text="{:,.0f}".format)
-    fell = over.assign(fell=over["calm_accuracy"] - over["accuracy"]).dropna(subset="fell")
+    fell = finished.assign(fell=finished["calm_accuracy"] - finished["accuracy"]).dropna(
+        subset="fell"
+    )
     for row in fell.sort_values("fell").to_dict("records")[-1:]:
-        details = f"{row['accuracy']:.2%}, undisturbed {row['calm_accuracy']:.2%}"
-        yield Finding("Accuracy fell most", row["name"], details=(details,))
+        details = f"{row['accuracy']:.2%}, without faults {row['calm_accuracy']:.2%}"
+        yield Finding("Largest loss of accuracy", row["name"], details=(details,))

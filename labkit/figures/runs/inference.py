@@ -1,4 +1,4 @@
-"""Trained models in use: parallel inference, and compression for deployment."""
+"""Figures and summaries of parallel inference, and of model compression for deployment."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import pandas as pd
 from labkit.common.units import bytes_axis, bytes_text, plural
 from labkit.figures.kit.axes import SHARES, counts_axis
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import OVERSUBSCRIBED, PALETTE, SYMBOLS, Line, lines, safe_text
+from labkit.figures.kit.entries import OVERSUBSCRIBED, PALETTE, SYMBOLS, LineStyle, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, line_with_band, points_with_bars
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
-from labkit.records.analysis.serving_runs import ALONE, Served
+from labkit.records.analysis.serving_runs import ONE_PROCESS, ServingMeasurements
 
 _SLICES = "slices"
 LATENCY, RATE = "latency_ms", "rows_per_second"
 
 
-def serving(served: Served) -> Figure:
-    """Draw latency and throughput over the rows of a batch, a column a network.
+def serving(served: ServingMeasurements) -> Figure:
+    """Draw latency and throughput over the batch size, with a column of panels for each network.
 
-    Lines are medians. The band of a latency spans p10 to p90, that of a throughput all streams.
+    Lines are medians. The band of a latency spans its 10th to 90th percentile; the band of a
+    throughput spans all measured request streams.
 
     Args:
-        served: the result of `labkit.cluster.serve`.
+        served: Measured latencies and throughputs, the result of `labkit.cluster.serve`.
     """
     latency, rate = served.latency(), served.throughput()
     networks = list(dict.fromkeys(latency["network"]))
@@ -38,8 +39,8 @@ def serving(served: Served) -> Figure:
     ]
     star = " *" if served.oversubscribed else ""
     ranks = f"{plural(served.workers, 'rank')} × {plural(served.threads, 'thread')}{star}"
-    title = f"Predicting together · {ranks} · wall clock"
-    remarks = [f"streams of {plural(served.under_way, 'batch')}"]
+    title = f"Parallel inference · {ranks} · wall clock"
+    remarks = [f"{plural(served.under_way, 'batch')} in flight per stream"]
     remarks += [OVERSUBSCRIBED] if served.oversubscribed else []
     return sheet(rows, looks.values(), title, remarks, [*_words(latency, rate)], plot=220)
 
@@ -47,17 +48,17 @@ def serving(served: Served) -> Figure:
 def _panel(table: pd.DataFrame, column: str, network: str, looks: Looks) -> Panel:
     is_latency = column == LATENCY
     group = table[table["network"] == network].sort_values("batch_size", kind="stable")
-    kind = "latency, band p10 to p90" if is_latency else "throughput, band least to most"
+    kind = "latency; band: p10 to p90" if is_latency else "throughput; band: all streams"
     details = [
         f"{row['way']}, batches of {row['batch_size']}: {_text(column, row[column])}"
         for row in group.to_dict("records")
     ]
     return Panel(
         title=f"{network}\n{kind}",
-        x="rows of a batch",
-        y="ms from batch to answer" if is_latency else "rows/s",
+        x="batch size, rows",
+        y="latency of a batch, ms" if is_latency else "rows/s",
         traces=line_with_band(
-            group.assign(hover=[safe_text(each) for each in details]),
+            group.assign(hover=[safe_text(detail) for detail in details]),
             "batch_size",
             column,
             looks,
@@ -80,150 +81,165 @@ def _text(column: str, value: float) -> str:
     return f"{value:.2f} ms" if column == LATENCY else f"{value:,.0f} rows/s"
 
 
-def serving_reading(served: Served) -> Markdown:
-    """Name the lowest latency and highest throughput, and say whether slicing pays.
+def summarize_serving(served: ServingMeasurements) -> Markdown:
+    """Summarize the lowest latency, the highest throughput, and the gain of slicing the model.
 
-    One is ahead of another where their spreads do not meet: p10 to p90 of latencies, all streams of
-    throughputs.
+    An inference configuration counts as better than another if their spreads do not overlap: p10 to
+    p90 of latencies, or the range of throughputs over all streams.
     """
     latency, rate = served.latency(), served.throughput()
     networks = list(dict.fromkeys(latency["network"]))
-    firsts = [_soonest(latency, network) for network in networks]
-    mosts = [_most(rate, network) for network in networks]
+    lowest_latencies = [_lowest_latency(latency, network) for network in networks]
+    highest_throughputs = [_highest_throughput(rate, network) for network in networks]
     slices = [_slices(latency, network) for network in networks if _SLICES in set(latency["way"])]
-    findings = [*firsts, *mosts, *slices, _weights(served), _true(served)]
+    findings = [
+        *lowest_latencies,
+        *highest_throughputs,
+        *slices,
+        _weights(served),
+        _differences(served),
+    ]
     if served.oversubscribed:
         processes = f"{served.workers} ranks of {plural(served.threads, 'thread')}"
         findings.append(
-            Finding(f"{processes} are more than cores: they take turns, and times say so")
+            Finding(f"{processes} exceed the cores of the host, which makes all times longer")
         )
-    return sentences([*findings, _all(networks, firsts, mosts)])
+    return sentences([*findings, _best_by_network(networks, lowest_latencies, highest_throughputs)])
 
 
-_MEET = "spreads meet"
+_MEET = "spreads overlap"
 
 
-def _soonest(latency: pd.DataFrame, network: str) -> Finding:
-    """Return the lowest latency at the smallest batch."""
+def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
+    """Return the finding on the configuration with the lowest latency for the smallest batch."""
     size = min(latency["batch_size"])
     group = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
     first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
-    ahead = all(first[f"{LATENCY}_high"] < each[f"{LATENCY}_low"] for each in others)
+    is_ahead = all(first[f"{LATENCY}_high"] < other[f"{LATENCY}_low"] for other in others)
     return Finding(
-        f"Lowest latency in batches of {size}, {network}",
+        f"Lowest latency with batches of {size}, {network}",
         first["way"],
         first[LATENCY],
         (first[f"{LATENCY}_low"], first[f"{LATENCY}_high"]),
         text="{:.2f} ms".format,
-        details=(_next(others[0], LATENCY),),
-        verdict=_verdict(ahead),
+        details=(_next_text(others[0], LATENCY),),
+        verdict=_verdict(is_ahead),
     )
 
 
-def _most(rate: pd.DataFrame, network: str) -> Finding:
-    """Return the highest throughput, with the best batch of each way."""
+def _highest_throughput(rate: pd.DataFrame, network: str) -> Finding:
+    """Return the finding on the highest throughput; configurations use their best batch sizes."""
     group = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
     first, *others = group.drop_duplicates("way").to_dict("records")
-    ahead = all(first[f"{RATE}_low"] > each[f"{RATE}_high"] for each in others)
+    is_ahead = all(first[f"{RATE}_low"] > other[f"{RATE}_high"] for other in others)
     return Finding(
         f"Highest throughput, {network}",
         first["way"],
         first[RATE],
         (first[f"{RATE}_low"], first[f"{RATE}_high"]),
         text="{:,.0f} rows/s".format,
-        details=(f"in batches of {first['batch_size']}", _next(others[0], RATE)),
-        verdict=_verdict(ahead),
+        details=(f"with batches of {first['batch_size']}", _next_text(others[0], RATE)),
+        verdict=_verdict(is_ahead),
     )
 
 
-def _next(row: dict[str, float], column: str) -> str:
-    return f"the next, {row['way']}, {_text(column, row[column])}"
+def _next_text(row: dict[str, float], column: str) -> str:
+    return f"next {row['way']}, {_text(column, row[column])}"
 
 
-def _verdict(ahead: bool) -> str:
-    return "ahead of all others beyond the spread" if ahead else _MEET
+def _verdict(is_ahead: bool) -> str:
+    return "better than all others beyond the spread" if is_ahead else _MEET
 
 
 def _winner(results: Finding) -> str:
-    """Return the way that is ahead beyond the spread."""
-    return "nobody beyond the spread" if results.verdict == _MEET else results.who
+    """Return the configuration that is better than all others, if spreads do not overlap."""
+    return "no clear winner" if results.verdict == _MEET else results.subject
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
-    """Compare slices with one process, batch by batch."""
+    """Compare the latency of sliced models with that of one process for each batch size."""
     group = latency[latency["network"] == network]
-    ours, alone = (group[group["way"] == way].set_index("batch_size") for way in (_SLICES, ALONE))
+    ours, alone = (
+        group[group["way"] == way].set_index("batch_size") for way in (_SLICES, ONE_PROCESS)
+    )
     pays = [n for n in ours.index if ours[f"{LATENCY}_high"][n] < alone[f"{LATENCY}_low"][n]]
     least = ours["of_one_process"].idxmin()
-    best = f"at best {ours['of_one_process'][least]:.2f} of one process's latency (batches of"
+    best = f"at best {ours['of_one_process'][least]:.2f} of one process's latency (with batches of"
     return Finding(
         f"Slices, {network}",
         details=(f"{best} {least})",),
         verdict=(
-            f"slicing pays in batches of {', '.join(map(str, pays))}"
+            f"slicing reduces latency with batches of {', '.join(map(str, pays))}"
             if pays
-            else "slicing pays in no batches, beyond the spread"
+            else "slicing reduces latency for no batch size beyond the spread"
         ),
     )
 
 
-def _weights(served: Served) -> Finding:
+def _weights(served: ServingMeasurements) -> Finding:
     table = served.memory()
-    held = [f"{way} {bytes_text(most)}" for way, most in table["most_weights_bytes"].items()]
-    return Finding("Weights on the rank that holds most", details=(", ".join(held),))
+    parts = [f"{way} {bytes_text(most)}" for way, most in table["most_weights_bytes"].items()]
+    return Finding("Weights on the rank with the most weights", details=(", ".join(parts),))
 
 
-def _true(served: Served) -> Finding:
-    far = max(served.differences.values())
-    details = f"{far:.1e} is the largest difference, where rounding may make {served.allowed:.1e}"
-    return Finding("All ways answer as one process does", details=(details,))
+def _differences(served: ServingMeasurements) -> Finding:
+    largest = max(served.differences.values())
+    details = (
+        f"the largest difference is {largest:.1e}; rounding explains up to {served.allowed:.1e}"
+    )
+    return Finding("All ways give the same predictions as one process", details=(details,))
 
 
-def _all(networks: list[str], firsts: list[Finding], mosts: list[Finding]) -> Finding:
-    """Return the conclusion over all networks."""
+def _best_by_network(
+    networks: list[str], lowest_latencies: list[Finding], highest_throughputs: list[Finding]
+) -> Finding:
+    """Return the finding on the best configurations for each network."""
     pairs = [
         f"{network}: {_winner(first)} and {_winner(most)}"
-        for network, first, most in zip(networks, firsts, mosts, strict=True)
+        for network, first, most in zip(
+            networks, lowest_latencies, highest_throughputs, strict=True
+        )
     ]
-    return Finding("Who answers a small batch first, and who most rows a second", details=(*pairs,))
+    return Finding("Lowest latency and highest throughput by network", details=(*pairs,))
 
 
 ORIGINAL = "original"
-LEVEL = 0.05  # of the sign test, below which accuracies differ
-WORTH = 1.02  # ratio of sizes below which files count as equally large
+LEVEL = 0.05  # significance level of the sign test that compares accuracies
+WORTH = 1.02  # files whose sizes have a ratio below this count as equally large
 
-Row: TypeAlias = dict[str, Any]  # of what `labkit.deployment.compare` returned
+Row: TypeAlias = dict[str, Any]  # row of the table that `labkit.deployment.compare` returns
 
 
 def deployment(table: pd.DataFrame) -> Figure:
-    """Draw accuracy over bytes on disk, and over the time of an inference, a marker a method.
+    """Draw accuracy over file size and over inference time, with a marker for each method.
 
-    A marker's shape is the family of its method; up and to the left is better in both
-    panels. The whisker spans the repeats. Methods that could do nothing with the model are named.
+    The shape of a marker shows the family of the method. In both panels, methods at the upper left
+    are better. Whiskers span the repeats. A remark names methods that do not support the model.
 
-    Args: table: the result of `labkit.deployment.compare`.
+    Args:
+        table: Table with a row per method, the result of `labkit.deployment.compare`.
     """
     rows = _measured(table)
     shown = _lines(rows)
     panels = _panels(table[table["bytes"].notna()], shown)
     refused = [name for name, row in _rows(table).items() if row["bytes"] != row["bytes"]]
     remark = f"not possible with this model: {', '.join(refused)}" if refused else ""
-    title = f"Compressed for deployment, {len(rows) - 1} ways · wall clock · 1 process"
+    title = f"Compression for deployment, {len(rows) - 1} methods · wall clock · 1 process"
     words = "; ".join(
-        f"{name}: {row['accuracy']:.1%} of the test data right, {bytes_text(row['bytes'])}, "
+        f"{name}: test accuracy {row['accuracy']:.1%}, {bytes_text(row['bytes'])}, "
         f"{row['time_ratio']:.3g} times the original's inference time"
         for name, row in rows.items()
     )
     return sheet([panels], shown.values(), title, [remark], [words], plot=300)
 
 
-def deployment_reading(table: pd.DataFrame) -> Markdown:
-    """Say what each method lost and saved, and name the smallest file without a loss."""
+def summarize_deployment(table: pd.DataFrame) -> Markdown:
+    """Summarize accuracy, size and time of each method; name the smallest file without loss."""
     rows = _rows(table)
     original = rows[ORIGINAL]
     findings = [
-        f"**{ORIGINAL}**: {original['accuracy']:.1%} of {original['test_answers']:.0f} test "
-        f"answers right, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
+        f"**{ORIGINAL}**: accuracy {original['accuracy']:.1%} on {original['test_answers']:.0f} "
+        f"test samples, {bytes_text(original['bytes'])} on disk, {original['inference_ms']:.3g} "
         f"ms for a batch of {original['batch_size']:.0f}"
     ]
     others = {name: row for name, row in _measured(table).items() if name != ORIGINAL}
@@ -233,27 +249,25 @@ def deployment_reading(table: pd.DataFrame) -> Markdown:
             findings.append(f"**{name}**: {'; '.join(parts)}")
         elif name != ORIGINAL:
             findings.append(f"**{name}**: not possible with this model. {row['what']}")
-    return sentences(map(Finding, [*findings, *_together(others)]))
+    return sentences(map(Finding, [*findings, *_conclusions(others)]))
 
 
 def _accuracy(row: Row) -> str:
-    details = f"{row['accuracy']:.1%} right"
+    details = f"accuracy {row['accuracy']:.1%}"
     if not row["lost"] + row["gained"]:
-        return f"{details}, on the same answers as the original"
-    details = (
-        f"{details}, {row['lost']:.0f} lost and {row['gained']:.0f} gained against the original"
-    )
+        return f"{details}, correct on the same samples as the original"
+    details = f"{details}, {row['lost']:.0f} correct answers lost and {row['gained']:.0f} gained"
     if row["chance"] >= LEVEL:
-        return f"{details}, which chance could do (p = {row['chance']:.2g})"
+        return f"{details}, which chance may explain (p = {row['chance']:.2g})"
     return f"{details}, {'better' if row['gained'] > row['lost'] else 'worse'} beyond chance"
 
 
 def _bytes(row: Row) -> str:
-    text = f"{bytes_text(row['bytes'])}, {_times(row['smaller'], 'smaller', 'larger')}"
+    text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # Anybody has so much for nothing.
-    return f"{text}; gzip leaves {bytes_text(row['keras_gzip_bytes'])} of its .keras file"
+    # The size with gzip is stated, because gzip needs no compression method.
+    return f"{text}; gzip of its .keras file: {bytes_text(row['keras_gzip_bytes'])}"
 
 
 def _time(row: Row) -> str:
@@ -266,29 +280,32 @@ def _time(row: Row) -> str:
     return f"{details}: no difference beyond the spread"
 
 
-def _together(others: dict[str, Row]) -> list[str]:
+def _conclusions(others: dict[str, Row]) -> list[str]:
     lines = []
     if trained := [name for name, row in others.items() if row["extra_epochs"]]:
         lines.append(
-            f"Trained longer than the original: {', '.join(trained)}. What they gain in accuracy "
-            "may be the training's"
+            f"Trained longer than the original: {', '.join(trained)}. The longer training may "
+            "explain a gain in accuracy"
         )
     faster = [name for name, row in others.items() if _faster(row)]
     lines.append(f"Faster than the original beyond the spread: {', '.join(faster) or 'none'}")
-    kept = {name: row for name, row in others.items() if _kept(row) and row["smaller"] > WORTH}
-    if not kept:
-        return [*lines, "Each file here that is smaller has lost accuracy beyond chance"]
-    best = min(kept, key=lambda name: kept[name]["bytes"])
+    lossless = {
+        name: row for name, row in others.items() if _without_loss(row) and row["smaller"] > WORTH
+    }
+    if not lossless:
+        return [*lines, "Every smaller file has lost accuracy beyond chance"]
+    best = min(lossless, key=lambda name: lossless[name]["bytes"])
     return [
         *lines,
-        f"Smallest file whose loss, if any, these test answers cannot tell from chance: "
-        f"**{best}** ({kept[best]['lost']:.0f} lost, {kept[best]['gained']:.0f} gained), "
-        f"{kept[best]['smaller']:.3g}x smaller than the original",
+        "Smallest file without a significant loss of accuracy: "
+        f"**{best}** ({lossless[best]['lost']:.0f} answers lost, "
+        f"{lossless[best]['gained']:.0f} gained), "
+        f"{lossless[best]['smaller']:.3g}x smaller than the original",
     ]
 
 
-def _kept(row: Row) -> bool:
-    """Whether the test shows no loss of accuracy."""
+def _without_loss(row: Row) -> bool:
+    """Whether the sign test shows no significant loss of accuracy."""
     return bool(row["gained"] >= row["lost"] or row["chance"] >= LEVEL)
 
 
@@ -296,7 +313,7 @@ def _faster(row: Row) -> bool:
     return bool(row["time_ratio_high"] < 1)
 
 
-def _times(ratio: float, more: str, less: str) -> str:
+def _ratio_text(ratio: float, more: str, less: str) -> str:
     if 1 / WORTH <= ratio <= WORTH:
         return "as large (within 2 %)"
     return f"{ratio:.3g}x {more}" if ratio > 1 else f"{1 / ratio:.3g}x {less}"
@@ -307,17 +324,18 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # NaN, which is not equal to itself, is what a method has that the model does not allow.
+    # NaN is not equal to itself, so this omits methods that do not support the model, which have
+    # NaN bytes.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 
-def _lines(rows: dict[str, Row]) -> dict[str, Line]:
-    """Return a symbol a family of methods, and a colour a member."""
+def _lines(rows: dict[str, Row]) -> dict[str, LineStyle]:
+    """Return line styles: a symbol for each family of methods, a colour for each method."""
     members: dict[str, list[str]] = {}
     for name, row in rows.items():
         members.setdefault(row["family"], []).append(name)
     return {
-        name: Line(
+        name: LineStyle(
             label=name,
             color=PALETTE[names.index(name) % len(PALETTE)],
             dash="solid",
@@ -328,13 +346,13 @@ def _lines(rows: dict[str, Row]) -> dict[str, Line]:
     }
 
 
-def _panels(table: pd.DataFrame, shown: dict[str, Line]) -> list[Panel]:
-    """Return panels of accuracy over bytes on disk, and over the time of an inference."""
+def _panels(table: pd.DataFrame, shown: dict[str, LineStyle]) -> list[Panel]:
+    """Return two panels: accuracy over file size, and accuracy over inference time."""
     rows = table.assign(run=table.index.map(str), hover=[*map(_hover, table.to_dict("records"))])
-    batch, right = rows["batch_size"].iloc[0], ("accuracy on the test data", dict(SHARES))
+    batch, right = rows["batch_size"].iloc[0], ("test accuracy", dict(SHARES))
     return [
         Panel(
-            title="Bytes on disk\nof the file that is read back",
+            title="File size\nof the file that is loaded",
             x="bytes on disk",
             y=right[0],
             traces=points_with_bars(rows, "bytes", "accuracy", shown, size=11),
@@ -342,8 +360,8 @@ def _panels(table: pd.DataFrame, shown: dict[str, Line]) -> list[Panel]:
             y_axis=right[1],
         ),
         Panel(
-            title="Time of an inference\nwhisker: least to largest of the repeats",
-            x=f"time of a batch of {batch:.0f} / the original's",
+            title="Inference time\nwhisker: range of the repeats",
+            x=f"time of a batch of {batch:.0f}, relative to the original",
             y=right[0],
             traces=points_with_bars(rows, "time_ratio", "accuracy", shown, size=11),
             x_axis={"rangemode": "tozero"},
@@ -354,6 +372,7 @@ def _panels(table: pd.DataFrame, shown: dict[str, Line]) -> list[Panel]:
 
 def _hover(row: Row) -> str:
     return (
-        f"{row['accuracy']:.2%} right<br>{bytes_text(row['bytes'])}, {row['smaller']:.3g}x smaller"
+        f"test accuracy {row['accuracy']:.2%}<br>{bytes_text(row['bytes'])}, "
+        f"{row['smaller']:.3g}x smaller"
         f"<br>{row['inference_ms']:.3g} ms, {row['time_ratio']:.2f}x the original's"
     )

@@ -1,4 +1,4 @@
-"""Figures that change in JupyterLab: live curves of a training, and linked selection of runs."""
+"""Interactive figures in JupyterLab: live training curves, and linked selection of runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
-MOST = 400  # points of a curve; of more, neighbours are averaged
-# Colours of `timeline`; patterns distinguish the parts without colour, too.
+MOST = 400  # greatest number of points of a live curve; then, neighbours are averaged
+# The parts of a step have the colours of `timeline`; patterns distinguish them without colour.
 PARTS = {
     "compute": ("#56B4E9", ""),
     "codec": ("#009E73", "/"),
@@ -28,62 +28,75 @@ PARTS = {
 }
 METRICS = ("#009E73", "#CC79A7", "#56B4E9", "#0072B2")
 HELD_OUT_LOSS = "#D55E00"
-_BESIDE = ("epoch", "step", "seconds", "loss", "val_loss")  # of an epoch, but no metric
+_NO_METRICS = (
+    "epoch",
+    "step",
+    "seconds",
+    "loss",
+    "val_loss",
+)  # fields of an epoch's record that are not metrics
 
 _MIB = 2**20
 _HEIGHT = 560
 
 
 @dataclass
-class Curve:
-    """Points that come one by one, and are kept in so many."""
+class LiveCurve:
+    """A curve that grows point by point and keeps at most `MOST` points.
+
+    Attributes:
+        x, y: Coordinates of the points.
+        values_per_point: Number of consecutive added values that one point averages.
+    """
 
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
-    each: int = 1  # how many make a point
+    values_per_point: int = 1
     _next: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, x: float, y: float) -> None:
-        """Add a point; values that are not finite are left out."""
+        """Add a point, unless its y value is not finite."""
         if not math.isfinite(y):
             return
         self._next.append((x, y))
-        if len(self._next) < self.each:
+        if len(self._next) < self.values_per_point:
             return
-        self.x.append(sum(point[0] for point in self._next) / self.each)
-        self.y.append(sum(point[1] for point in self._next) / self.each)
+        self.x.append(sum(point[0] for point in self._next) / self.values_per_point)
+        self.y.append(sum(point[1] for point in self._next) / self.values_per_point)
         self._next.clear()
         if len(self.x) == MOST:
-            # Halved, not cut: the whole course of the training stays in view.
-            self.x, self.y = _halved(self.x), _halved(self.y)
-            # The points now stand for twice as many; so memory and drawing stay bounded in a long
-            # run.
-            self.each *= 2
+            # A full curve averages neighbouring points, so that the whole training stays visible.
+            self.x, self.y = _averaged_pairs(self.x), _averaged_pairs(self.y)
+            # From now on, a point averages twice as many values, which bounds memory and drawing
+            # time.
+            self.values_per_point *= 2
 
 
 class LiveFigure:
-    """Loss, metrics, speed, bytes sent, and the shares of a step, of each rank.
+    """Live figure of loss, metrics, and for each rank speed, sent bytes and parts of a step.
 
     Args:
-        label: of the experiment.
-        workers: ranks.
-        clock: "wall" or "virtual".
+        label: Label of the experiment, for the title.
+        workers: Number of ranks.
+        clock: Clock that the times refer to, "wall" or "virtual".
 
     Attributes:
-        screen: shows it in a notebook.
+        screen: Display area of the figure in a notebook.
     """
 
     def __init__(self, label: str, workers: int, clock: str = "wall") -> None:
-        from labkit.figures.kit.screen import Screen
+        from labkit.figures.kit.screen import FigureScreen
 
         self.workers = workers
         self._curves = {
-            (what, rank): Curve() for what in ("loss", "speed", "sent") for rank in range(workers)
+            (what, rank): LiveCurve()
+            for what in ("loss", "speed", "sent")
+            for rank in range(workers)
         }
-        self._metrics: dict[str, Curve] = {}
+        self._metrics: dict[str, LiveCurve] = {}
         self._sent = [0.0] * workers
         self._traces, self._layout = _traces(workers), _layout(label, clock)
-        self.screen = Screen({"data": self._traces, "layout": self._layout})
+        self.screen = FigureScreen({"data": self._traces, "layout": self._layout})
 
     def add(
         self,
@@ -92,47 +105,53 @@ class LiveFigure:
         shares: Mapping[int, Mapping[str, float]],
         ended: bool = False,
     ) -> None:
-        """Draw what has come.
+        """Add new data and redraw the figure.
 
-        Args: rows of the history; metrics after epochs; which part of its time each rank
-        spends on what, from 0 to 1; whether nothing more will come.
+        Args:
+            rows: New rows of the history, one per step and rank.
+            epochs: Metrics of newly completed epochs.
+            shares: For each rank, the share of its time in each part of a step, from 0 to 1.
+            ended: Whether these are the last data of the training.
         """
         for row in rows:
             self._row(row)
         for epoch in epochs:
             self._epoch(epoch)
-        # Which metrics there are is known when the first epoch has ended.
+        # The traces of metrics are created here, because their names are known only after the first
+        # epoch.
         metrics = [_metric(name, place) for place, name in enumerate(self._metrics)]
-        data = [self._filled(trace, shares) for trace in [*self._traces, *metrics]]
+        data = [self._with_data(trace, shares) for trace in [*self._traces, *metrics]]
         self.screen.show({"data": data, "layout": self._layout}, ended)
 
     def _row(self, row: Mapping[str, float]) -> None:
         rank, step = int(row["rank"]), row["step"] + 1
         self._curves["loss", rank].add(step, row["loss"])
         speed = row["samples"] / max(row["seconds"], 1e-9)
-        # A step without rows of this rank has no speed; a 0 would pull the curve down.
+        # A step without samples of this rank has no speed, because zero would distort the mean.
         self._curves["speed", rank].add(step, speed or math.nan)
         self._sent[rank] += row.get("wire_bytes", 0) / _MIB
         self._curves["sent", rank].add(step, self._sent[rank])
 
     def _epoch(self, epoch: Mapping[str, float]) -> None:
-        shown = {name: value for name, value in epoch.items() if name not in _BESIDE}
+        shown = {name: value for name, value in epoch.items() if name not in _NO_METRICS}
         if "val_loss" in epoch:
             shown["held-out loss"] = epoch["val_loss"]
         for name, value in shown.items():
             named = f"held-out {name[4:]}" if name.startswith("val_") else name
-            self._metrics.setdefault(named, Curve()).add(epoch["step"], value)
+            self._metrics.setdefault(named, LiveCurve()).add(epoch["step"], value)
 
-    def _filled(self, trace: Trace, shares: Mapping[int, Mapping[str, float]]) -> Trace:
+    def _with_data(self, trace: Trace, shares: Mapping[int, Mapping[str, float]]) -> Trace:
         if trace["type"] == "bar":
             share = [shares.get(rank, {}).get(trace["name"], 0.0) for rank in range(self.workers)]
-            return trace | {"x": [100 * each for each in share]}
-        what, rank = trace["meta"]
-        curve = self._metrics[trace["name"]] if what == "metric" else self._curves[what, rank]
+            return trace | {"x": [100 * fraction for fraction in share]}
+        quantity, rank = trace["meta"]
+        curve = (
+            self._metrics[trace["name"]] if quantity == "metric" else self._curves[quantity, rank]
+        )
         return trace | {"x": [*curve.x], "y": [*curve.y]}
 
 
-def _halved(values: list[float]) -> list[float]:
+def _averaged_pairs(values: list[float]) -> list[float]:
     return [(one + other) / 2 for one, other in zip(values[::2], values[1::2], strict=True)]
 
 
@@ -142,12 +161,12 @@ def _traces(workers: int) -> list[Trace]:
         {
             "type": "scatter",
             "mode": "lines",
-            "meta": [what, rank],
+            "meta": [quantity, rank],
             "x": [],
             "y": [],
             "name": f"rank {rank}",
             "legendgroup": f"rank {rank}",
-            "showlegend": what == "loss",
+            "showlegend": quantity == "loss",
             "line": {
                 "color": PALETTE[rank % len(PALETTE)],
                 "dash": DASHES[rank // len(PALETTE) % len(DASHES)],
@@ -156,7 +175,7 @@ def _traces(workers: int) -> list[Trace]:
             "xaxis": f"x{place}",
             "yaxis": f"y{place}",
         }
-        for what, place in places.items()
+        for quantity, place in places.items()
         for rank in range(workers)
     ]
     bars = [
@@ -205,7 +224,7 @@ def _layout(label: str, clock: str) -> Trace:
         ("step", "metrics after an epoch", wide[1], upper),
         ("step", "samples/s of the rank", third[0], lower),
         ("step", "MiB sent by the rank", third[1], lower),
-        ("% of its time, last 50 steps", "", third[2], lower),
+        ("% of step time, last 50 steps", "", third[2], lower),
     ]
     for number, (x, y, across, up) in enumerate(panels, 1):
         end = "" if number == 1 else str(number)
@@ -218,36 +237,38 @@ def _layout(label: str, clock: str) -> Trace:
     return layout
 
 
-_NOBODY = "no run"
+_NO_RUN = "no run"
 
 
 class LinkedFigures:
-    """Figures with linked selection: widgets in JupyterLab, elsewhere the figures themselves."""
+    """Figures that select a run together: widgets in JupyterLab, elsewhere plain figures."""
 
     def __init__(self, *figures: Figure) -> None:
         if not figures:
             raise InvalidInput(
-                "linked_selection() without figures: give those of lk.compare, figures.pareto"
+                "linked_selection() without figures: give for example lk.compare(runs), "
+                "figures.pareto(runs)"
             )
         self.figures = figures
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}
 
     def widget(self) -> ipywidgets.VBox:
-        """Return the figures below each other, under a list of the runs.
+        """Return a widget with a list of the runs, and the figures below the list.
 
-        A click on a run's line, marker or name in a legend chooses it, a second one lets it go.
+        A click on the line, the marker or the legend entry of a run selects the run. A second click
+        deselects it.
         """
         import ipywidgets
         import traitlets
 
-        from labkit.figures.kit.screen import Screen
+        from labkit.figures.kit.screen import FigureScreen
 
-        # The empty key selects no run.
-        options = [(_NOBODY, ""), *((label, key) for key, label in self.labels.items())]
+        # The list entry with the empty key deselects all runs.
+        options = [(_NO_RUN, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
         panels = []
         for figure in self.figures:
-            screen = Screen(figure.content, words=f"<p>{escape(figure.alt)}</p>")
+            screen = FigureScreen(figure.content, words=f"<p>{escape(figure.alt)}</p>")
             screen.show(screen.content, ended=True)
             traitlets.link((choice, "value"), (screen.plot, "chosen"))
             panels.append(screen.widget)
@@ -256,26 +277,27 @@ class LinkedFigures:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        # What a job leaves behind has no kernel that a widget could ask.
+        # In the output of a job, figures are plain, because widgets need a running kernel.
         shown = self.figures if "LABKIT_JOB" in os.environ else [self.widget()]
-        for each in shown:
-            display(each)
+        for item in shown:
+            display(item)
 
 
 def linked_selection(*figures: Figure) -> LinkedFigures:
-    """Show figures whose runs select together: choose one in any of them, and all highlight it.
+    """Show figures with linked selection: a run that is selected in one figure stands out in all.
 
-    A click on its line, its marker or its name in a legend chooses a run, and so does the list
-    above the figures; a second click lets it go. In the output of `labkit run` they are plain
-    figures, which `labkit report` links by its own script.
+    A click on the line, the marker or the legend entry of a run selects the run, and so does the
+    list above the figures. A second click deselects it. In the output of `labkit run`, the figures
+    are plain; `labkit report` links them by its own script.
 
-    Raises: InvalidInput, no figures.
+    Raises:
+        InvalidInput: There are no figures.
     """
     return LinkedFigures(*figures)
 
 
 def _runs(figure: Figure) -> Iterator[tuple[str, str]]:
-    """Yield keys and labels of the runs that have traces of their own."""
+    """Yield the key and the label of each run that has traces of its own."""
     for trace in figure.data:
         if "run" in (trace.meta or {}):
             yield trace.meta["run"], unescape(trace.name)

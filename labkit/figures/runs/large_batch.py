@@ -1,4 +1,4 @@
-"""Large batches: samples and seconds to a target over workers, by learning rate rule."""
+"""Large-batch training: cost of a target accuracy by workers and learning-rate rule."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import pandas as pd
 
 from labkit.common.units import plural, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Line, clock_and_network, entries, lines
+from labkit.figures.kit.entries import LineStyle, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_with_band, points
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # of a doubling, between the crosses of two rules
+_APART = 0.12  # distance between the crosses of two rules, as a share of a doubling of workers
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw samples and seconds to a target over workers: a line a rule, a band of seeds.
+    """Draw samples and seconds to a target accuracy over workers, a line per learning-rate rule.
 
-    A cross marks all samples or seconds of a run of which some seeds missed the target.
+    Bands are ranges over seeds. A cross marks a run in which some seeds missed the target, at the
+    samples or seconds of its whole training.
 
     Args:
-        runs: of workers with batches of one size each, see `large_batch_table`.
-        target: accuracy on held-out rows.
+        runs: Runs with equal batch sizes per worker; see `large_batch_table`.
+        target: Target accuracy on the validation data.
     """
     shown = entries(runs)
     table = large_batch_table([entry.run for entry in shown], target).reset_index()
@@ -42,56 +43,58 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
         + (
             f"{row.samples:,.0f} samples, {seconds_text(row.seconds)}"
             if row.reached == row.seeds
-            else f"reached by {row.reached} of {row.seeds} seeds"
+            else f"target reached by {row.reached} of {row.seeds} seeds"
         )
         for row in table.itertuples()
     ]
-    title = f"To {target:.0%} by workers · {clock_and_network(shown)}"
+    title = f"Cost to reach {target:.0%} accuracy, by workers · {clock_and_network(shown)}"
     return sheet([panels], looks.values(), title, overload(shown), words, plot=300)
 
 
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row a rule and number of workers: seeds, reached, samples, seconds and their ends.
+    """Return a row per learning-rate rule and number of workers: seeds, and cost of the target.
 
-    Samples and seconds are means over the seeds that reached the target; `all_samples` and
-    `all_seconds` are those of the whole training. With one worker all rules of an optimizer have
-    the same rate, so that one run counts for every rule without a run of its own.
+    `reached` is the number of seeds that reached the target. `samples` and `seconds` until then are
+    means over these seeds, with ranges. `all_samples` and `all_seconds` are those of the whole
+    training (maximum over seeds). With one worker, all rules of an optimizer give the same rate, so
+    one run counts for each rule that has no run with one worker.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]
     table["rule"] = [rule_of(run) for run in runs]
     table["workers"] = [int(run.experiment["workers"]) for run in runs]
-    seeds = [seeds_of(run) for run in runs]
+    seeds = [completed_seeds(run) for run in runs]
     table["all_samples"] = [max(int(s.history["samples"].sum()) for s in group) for group in seeds]
     table["all_seconds"] = [max(s.metrics["train_seconds"] for s in group) for group in seeds]
     table = _with_one_worker(table, list(dict.fromkeys(map(rule_of, sorted(runs, key=_order)))))
-    kept = ["seeds", "reached"]
-    kept += [f"{each}{end}" for each in _MEASURES for end in ("", "_low", "_high")]
-    kept += [f"all_{each}" for each in _MEASURES]
-    return table.set_index(["rule", "workers"])[kept]
+    columns = ["seeds", "reached"]
+    columns += [f"{measure}{end}" for measure in _MEASURES for end in ("", "_low", "_high")]
+    columns += [f"all_{measure}" for measure in _MEASURES]
+    return table.set_index(["rule", "workers"])[columns]
 
 
-def large_batch_reading(runs: Sequence[Run], target: float) -> Markdown:
-    """Say how many workers each rule allows, which published claims hold, and what is fastest.
+def summarize_large_batch(runs: Sequence[Run], target: float) -> Markdown:
+    """Summarize which published claims hold, the fastest rule, and the samples of each rule.
 
-    Published: up to a batch size the linear rule learns as much from as many samples, and warm-up
-    takes it further (Goyal 2017, arXiv 1706.02677); LARS goes beyond both (You 2017, arXiv
-    1708.03888), and so does LAMB (You 2019, arXiv 1904.00962).
+    Published: up to some batch size, training with the linear rule needs the same number of
+    samples, and warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS
+    extends the range further (You 2017, arXiv 1708.03888), and so does LAMB (You 2019, arXiv
+    1904.00962).
 
     Args:
-        runs, target: as of `large_batch`.
+        runs, target: Runs and target accuracy, as for `large_batch`.
     """
     table = large_batch_table(runs, target).reset_index()
     rules = dict.fromkeys(table["rule"])
-    reach = {rule: _reach(table, rule) for rule in rules}
-    published = [*_linear(table), *_further(table, reach)]
-    # Claims that do not hold come first.
-    published.sort(key=lambda finding: "**not**" not in finding.what)
-    return sentences([*published, *_fastest(table, target), *_by_rule(table)])
+    reach = {rule: _largest_scale(table, rule) for rule in rules}
+    claims = [*_linear_rule(table), *_rule_comparisons(table, reach)]
+    # Findings on claims that do not hold come first.
+    claims.sort(key=lambda finding: "**not**" not in finding.head)
+    return sentences([*claims, *_fastest(table, target), *_by_rule(table)])
 
 
 def rule_of(run: Run) -> str:
-    """Return `fixed rate`, `linear, warm-up` or `LARS, square root, warm-up`."""
+    """Return the label of a learning-rate rule, such as `LARS, square root, warm-up`."""
     experiment = run.experiment
     optimizer = str(experiment.get("optimizer", "sgd"))
     words = [] if optimizer == "sgd" else [optimizer.upper()]
@@ -100,7 +103,7 @@ def rule_of(run: Run) -> str:
 
 
 def _order(run: Run) -> tuple[bool, str, int, bool]:
-    """Return the sort key of a run: rules of SGD by rate, then layerwise optimizers by name."""
+    """Return the sort key of a run: SGD by learning-rate rule, then other optimizers by name."""
     experiment = run.experiment
     optimizer, rate = (
         experiment.get("optimizer", "sgd"),
@@ -115,12 +118,12 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Return the rows rule by rule, with the rows of one worker that count for each rule."""
-    alone = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
+    """Sort the rows by rule, and copy the row of one worker to the rules that share it."""
+    single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
-        alone.loc[[optimizer]].reset_index().assign(rule=rule)
+        single_worker.loc[[optimizer]].reset_index().assign(rule=rule)
         for (optimizer, rule), group in table.groupby(["optimizer", "rule"], sort=False)
-        if optimizer in alone.index and 1 not in set(group["workers"])
+        if optimizer in single_worker.index and 1 not in set(group["workers"])
     ]
     whole = pd.concat([table, *more], ignore_index=True)
     return whole.sort_values(
@@ -129,23 +132,26 @@ def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     )
 
 
-def _panel(table: pd.DataFrame, measure: str, looks: dict[str, Line], target: float) -> Panel:
-    there = table["reached"] == table["seeds"]
-    traces = line_with_band(table[there], "workers", measure, looks, by="rule", marks=True)
+def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], target: float) -> Panel:
+    complete = table["reached"] == table["seeds"]
+    traces = line_with_band(table[complete], "workers", measure, looks, by="rule", marks=True)
     for place, (rule, look) in enumerate(looks.items()):
-        group = table[~there & (table["rule"] == rule)]
+        group = table[~complete & (table["rule"] == rule)]
         if group.empty:
             continue
-        # Side by side, because crosses of several rules would cover each other.
+        # Crosses of several rules are shifted, because they would cover each other.
         group = group.assign(
             at=group["workers"] * 2 ** (_APART * (place - (len(looks) - 1) / 2)),
-            hover=[f"{row.reached} of {row.seeds} seeds reached it" for row in group.itertuples()],
+            hover=[
+                f"{row.reached} of {row.seeds} seeds reached the target"
+                for row in group.itertuples()
+            ],
         )
         traces.append(points(group, "at", f"all_{measure}", replace(look, symbol="x")))
     title = f"{_MEASURES[measure].capitalize()} to {target:.0%}"
     return Panel(
-        title=f"{title}\nmean over seeds; band: their spread; ✕: not reached by all",
-        x="workers, each with a batch of its own",
+        title=f"{title}\nmean over seeds; band: range over seeds; ✕: some seeds missed it",
+        x="workers (the batch per worker is constant)",
         y="samples" if measure == "samples" else "s",
         traces=traces,
         x_axis={"type": "log", "tickvals": sorted(set(table["workers"]))},
@@ -153,14 +159,14 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, Line], target: fl
     )
 
 
-def _reach(table: pd.DataFrame, rule: str) -> int:
+def _largest_scale(table: pd.DataFrame, rule: str) -> int:
     """Return the largest number of workers with which all seeds reached the target, or 0."""
     group = table[(table["rule"] == rule) & (table["reached"] == table["seeds"])]
     return int(group["workers"].max()) if len(group) else 0
 
 
-def _linear(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge up to how many workers the linear rule needs no more samples than one worker."""
+def _linear_rule(table: pd.DataFrame) -> Iterator[Finding]:
+    """Judge with how many workers the linear rule still needs as few samples as one worker."""
     group = table[table["rule"] == _LINEAR].set_index("workers")
     if 1 not in group.index or len(group) < 2 or group["reached"][1] < group["seeds"][1]:
         return
@@ -171,17 +177,17 @@ def _linear(table: pd.DataFrame) -> Iterator[Finding]:
         holds = workers
     more = group[group.index > holds]
     then = f"; with {_samples_text(more.iloc[0], more.index[0])}" if len(more) else ""
-    held = f"it held up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
-    claim = "With the linear rule more workers need no more samples than one, within the seeds"
-    yield published(claim, "Goyal 2017", holds > 1, held + then)
+    scope = f"this holds up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
+    claim = "With the linear rule, more workers need no more samples than one, within the seeds"
+    yield published(claim, "Goyal 2017", holds > 1, scope + then)
     if len(more):
         fails = bool((more["reached"] < more["seeds"]).any())
         last = f"with {_samples_text(group.iloc[-1], group.index[-1])}"
-        yield published("And with many it fails", "Goyal 2017", fails, last)
+        yield published("The linear rule fails with many workers", "Goyal 2017", fails, last)
 
 
-def _further(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
-    """Judge whether warm-up, LARS and LAMB reach the target with more workers."""
+def _rule_comparisons(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
+    """Judge whether warm-up, LARS and LAMB reach the target with more workers than other rules."""
     warm = _WARM if _WARM in reach else _LINEAR
     pairs = [(_WARM, _LINEAR, "Goyal 2017")]
     known = {"LARS": "You 2017", "LAMB": "You 2019"}
@@ -189,26 +195,27 @@ def _further(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
     for ours, theirs, source in pairs:
         if ours not in reach or theirs not in reach or reach[theirs] == table["workers"].max():
             continue
-        claim = f"{ours} reaches it with more workers than {theirs}"
-        counts = f"with up to {reach[ours] or 'none'}, against {reach[theirs] or 'none'}"
+        claim = f"{ours} reaches the target with more workers than {theirs}"
+        counts = f"up to {reach[ours] or 'no'} workers, against {reach[theirs] or 'no'}"
         yield published(claim, source, reach[ours] > max(reach[theirs], 1), counts)
 
 
 def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
-    there = table[(table["reached"] == table["seeds"]) & table["seconds"].notna()]
-    if there.empty:
+    complete = table[(table["reached"] == table["seeds"]) & table["seconds"].notna()]
+    if complete.empty:
         yield Finding(f"No rule reached {target:.0%} in all seeds")
         return
-    best = there.loc[there["seconds"].idxmin()]
-    one = there[there["workers"] == 1]
+    best = complete.loc[complete["seconds"].idxmin()]
+    one = complete[complete["workers"] == 1]
     details = ""
     if len(one) and best["workers"] > 1:
-        alone = one.loc[one["seconds"].idxmin()]
+        single_worker = one.loc[one["seconds"].idxmin()]
         details = (
-            f"the fastest single worker, {alone['rule']}, takes {seconds_text(alone['seconds'])}"
+            f"the fastest single worker, {single_worker['rule']}, "
+            f"takes {seconds_text(single_worker['seconds'])}"
         )
     yield Finding(
-        f"First at {target:.0%}",
+        f"Fastest to {target:.0%} accuracy",
         f"{best['rule']}, {plural(int(best['workers']), 'worker')}",
         best["seconds"],
         (best["seconds_low"], best["seconds_high"]),
@@ -220,16 +227,16 @@ def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
 
 def _by_rule(table: pd.DataFrame) -> Iterator[Finding]:
     for rule, group in table.groupby("rule", sort=False):
-        came = (_samples_text(row, int(row["workers"])) for _, row in group.iterrows())
-        yield Finding(f"**{rule}**", details=(f"with {', with '.join(came)}",))
+        samples = (_samples_text(row, int(row["workers"])) for _, row in group.iterrows())
+        yield Finding(f"**{rule}**", details=(f"with {', with '.join(samples)}",))
 
 
 def _samples_text(row: pd.Series, workers: int) -> str:
-    """Return `8 workers 12,288 samples (3 seeds, …)`, or how many seeds reached the target."""
-    who = plural(workers, "worker")
+    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count successful seeds."""
+    workers_text = plural(workers, "worker")
     if row["reached"] < row["seeds"]:
-        return f"{who} {row['reached']} of {row['seeds']} seeds reached it"
+        return f"{workers_text} {row['reached']} of {row['seeds']} seeds reached the target"
     text, seeds = "{:,.0f}".format, int(row["seeds"])
     ends = row["samples_low"], row["samples_high"]
     results = Finding("", "", row["samples"], ends, seeds, text, unit=" samples")
-    return f"{who} {results.number}"
+    return f"{workers_text} {results.number}"

@@ -1,4 +1,4 @@
-"""Learning curves: the loss of steps, and results of epochs, over one of three axes."""
+"""Learning curves: loss per step and results per epoch, over steps, seconds or bytes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 
 from labkit.common.units import amounts_axis, bytes_text, plural
 from labkit.figures.kit.axes import SHARES
-from labkit.figures.kit.entries import MANY, Entry
+from labkit.figures.kit.entries import MANY, RunEntry
 from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
 from labkit.records.analysis.losses import epoch_results, loss_curve
-from labkit.records.run import logged, own_results
+from labkit.records.run import logged_names, logged_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # a panel shows no more; of many runs a quarter: a hundred are drawn at once
-CURVES = 240  # so many runs have curves, and their histories read
-MOST = 9000  # points of all curves of a panel; what a browser draws stays about the same
-OWN = 6  # so many names of the user's own have a panel
-Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # by the keys of entries
-FEW = 8  # runs with unsmoothed lines; more of them would cover each other
-_TOLD = 3  # groups of coinciding curves that a remark names
-SAME = 1e-4  # of the greatest loss: curves that are so close are one line on any screen
+POINTS = 300  # greatest number of points of a curve; a half or a quarter with many runs
+CURVES = 240  # greatest number of runs with curves; only their histories are read
+MOST = 9000  # greatest total of points in a panel, which bounds the drawing time
+OWN = 6  # greatest number of user-defined metrics that have a panel
+Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # tables of runs, by the keys of legend entries
+FEW = 8  # greatest number of runs with unsmoothed lines; more would cover each other
+_MOST_GROUPS = 3  # greatest number of groups of coinciding curves that a remark names
+SAME = 1e-4  # curves closer than this share of the greatest loss coincide visibly
 
 AXES = {
     "step": "step",
@@ -36,80 +36,82 @@ AXES = {
 }
 
 
-def learning_panels(shown: Sequence[Entry]) -> tuple[list[list[Panel]], list[str], str]:
-    """Return panels of loss and test results over all axes, remarks, and texts.
+def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], list[str], str]:
+    """Return panels of loss, test results and user-defined metrics; remarks; alternative text.
 
-    Below them, two in a row, the curves of the user's own.
+    The panels are in rows of two. The x axis of each panel can be switched between steps, seconds
+    and bytes.
     """
-    whole, shown = shown, select_curves(shown)
-    curves = {entry.key: loss_curve(entry.run.history) for entry in shown}
-    points = POINTS if len(shown) <= FEW else POINTS // 2 if len(shown) <= MANY else POINTS // 4
-    points = min(points, MOST // len(shown))
+    whole, entries = entries, select_curves(entries)
+    curves = {entry.key: loss_curve(entry.run.history) for entry in entries}
+    points = POINTS if len(entries) <= FEW else POINTS // 2 if len(entries) <= MANY else POINTS // 4
+    points = min(points, MOST // len(entries))
     losses = {key: thin_rows(curve, points) for key, curve in curves.items()}
-    epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in shown}
-    words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in shown)
-    if len(shown) < len(whole):
-        words = f"curves of {len(shown)} of {len(whole)} runs, evenly over all; {words}"
-    # A task without classes is judged by its loss.
+    epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in entries}
+    words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in entries)
+    if len(entries) < len(whole):
+        words = f"curves of {len(entries)} of {len(whole)} runs, evenly selected; {words}"
+    # For tasks without classes, the panel shows the test loss instead of the test accuracy.
     judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
-    tests = {key: own.dropna(subset=[judged]) for key, own in epochs.items() if judged in own}
+    tests = {key: rows.dropna(subset=[judged]) for key, rows in epochs.items() if judged in rows}
     look = SHARES | {"tickformat": ".0%"} if judged == "val_accuracy" else {}
     axes = _axes(losses)
     panels = [
-        _panel(shown, losses, "smooth", "Training loss", axes),
-        _panel(shown, tests, judged, what, axes, look),
+        _panel(entries, losses, "smooth", "Training loss", axes),
+        _panel(entries, tests, judged, what, axes, look),
     ]
-    names = _own_names(shown, epochs)
+    names = _user_metrics(entries, epochs)
     panels += [
-        _panel(shown, _of_name(epochs, name, points), name, name, axes) for name in names[:OWN]
+        _panel(entries, _rows_with(epochs, name, points), name, name, axes) for name in names[:OWN]
     ]
-    remarks = [*_silent(shown, losses), *_coinciding(shown, curves)]
-    remarks += [f"curves of {OWN} of {len(names)} names of their own"] if names[OWN:] else []
+    remarks = [*_no_bytes_reason(entries, losses), *_coinciding_curves(entries, curves)]
+    remarks += [f"curves of {OWN} of {len(names)} user-defined metrics"] if names[OWN:] else []
     return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
 
 
-def _own_names(shown: Sequence[Entry], results: Tables) -> list[str]:
-    """Return the user-defined metrics with curves, without the training loss."""
-    every = dict.fromkeys(name for entry in shown for name in logged(entry.run))
+def _user_metrics(shown: Sequence[RunEntry], results: Tables) -> list[str]:
+    """Return the names of user-defined metrics with several values, which form curves."""
+    every = dict.fromkeys(name for entry in shown for name in logged_names(entry.run))
     return [
         name
         for name in every
         if name not in ("loss", "epoch", *AXES)
-        and any(name in own and own[name].count() > 1 for own in results.values())
+        and any(name in table and table[name].count() > 1 for table in results.values())
     ]
 
 
-def _of_name(results: Tables, name: str, points: int) -> Tables:
-    known = {key: own.dropna(subset=[name]) for key, own in results.items() if name in own}
-    return {key: thin_rows(own, points) for key, own in known.items()}
+def _rows_with(results: Tables, name: str, points: int) -> Tables:
+    known = {key: table.dropna(subset=[name]) for key, table in results.items() if name in table}
+    return {key: thin_rows(table, points) for key, table in known.items()}
 
 
-def select_curves(shown: Sequence[Entry]) -> Sequence[Entry]:
-    """Return the entries whose curves are drawn, because thousands of curves hide each other.
+def select_curves(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
+    """Return the runs whose curves are drawn, because thousands of curves would hide each other.
 
-    Evenly over all, the first and the last among them, and those whose test results are extreme.
+    The selected runs are evenly spaced, and include the first, the last, and those with the best
+    and the worst test result.
     """
-    if len(shown) <= CURVES:
-        return shown
-    judged = [e for e in shown if e.metrics.get("test_accuracy") is not None]
-    judged = judged or [e for e in shown if e.metrics.get("test_loss") is not None]
+    if len(entries) <= CURVES:
+        return entries
+    judged = [e for e in entries if e.metrics.get("test_accuracy") is not None]
+    judged = judged or [e for e in entries if e.metrics.get("test_loss") is not None]
     name = "test_accuracy" if judged and judged[0].metrics.get("test_accuracy") else "test_loss"
     ends = [end(judged, key=lambda e: e.metrics[name]).key for end in (min, max) if judged]
-    places = set(np.linspace(0, len(shown) - 1, CURVES - len(ends)).round().astype(int))
-    return [e for place, e in enumerate(shown) if place in places or e.key in ends]
+    places = set(np.linspace(0, len(entries) - 1, CURVES - len(ends)).round().astype(int))
+    return [e for place, e in enumerate(entries) if place in places or e.key in ends]
 
 
 def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
-    """Return so many rows, evenly over all, with the first and the last one."""
-    # Each once: of a short table there are fewer rows than points.
+    """Return at most `points` evenly spaced rows, including the first and the last row."""
+    # `np.unique` removes the duplicate positions of a table with fewer rows than points.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))
     return table.iloc[places[: len(table)]]
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """Return the x axis over steps, seconds and bytes; bytes only if any were sent."""
-    sent = [most for own in losses.values() if len(own) and (most := own["bytes"].max()) > 0]
+    """Return the x axes steps, seconds and bytes; without sent bytes, there is no axis of bytes."""
+    sent = [most for curve in losses.values() if len(curve) and (most := curve["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
         del axes["bytes"]
@@ -118,7 +120,7 @@ def _axes(losses: Tables) -> dict[str, Trace]:
 
 
 def _panel(
-    shown: Sequence[Entry],
+    shown: Sequence[RunEntry],
     tables: Tables,
     y: str,
     what: str,
@@ -127,19 +129,20 @@ def _panel(
 ) -> Panel:
     is_loss = y == "smooth"
     faint = "loss" if is_loss and len(shown) <= FEW else ""
-    # Epochs are few, and each is a measurement; steps are many.
+    # Results of epochs have markers, because epochs are few; steps are too many for markers.
     marks = not is_loss and len(shown) <= MANY
     refused = speed.refusals(shown)
     traces = []
     for entry in shown:
-        own = tables.get(entry.key, ())
-        if len(own):
-            drawn = line_over_band(own, "step", y, entry, marks=marks, faint=faint)
-            # The raw values of a band and its line, or of the unsmoothed and the smoothed line.
+        results = tables.get(entry.key, ())
+        if len(results):
+            drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
+            # Each drawn trace refers to a column of raw values: two edges of a band and a line, or
+            # a raw and a smoothed line.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
-            places = _over_all(own, entry, axes)
+            places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
-                plain = {"raw": _short(own[name])} if is_loss else {}
+                plain = {"raw": _rounded(results[name])} if is_loss else {}
                 traces.append(trace | {"meta": {"run": entry.key, "over": places} | plain})
     empty = "no history" if is_loss else "no validation data"
     return Panel(
@@ -147,7 +150,7 @@ def _panel(
         x=AXES["step"],
         y="loss, mean over ranks" if is_loss else what if what == y else what.lower(),
         traces=traces,
-        note=f"over seconds: {refused}" if refused else "" if traces else empty,
+        note=f"no curve over seconds: {refused}" if refused else "" if traces else empty,
         always_note=bool(refused),
         y_axis=look or {},
         link="step",
@@ -156,41 +159,41 @@ def _panel(
 
 
 def _over_all(
-    own: pd.DataFrame, entry: Entry, axes: dict[str, Trace]
+    results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return the places of a run on the other axes, without seconds after a failed gate."""
+    """Return a run's positions on the other x axes; seconds are omitted if its check failed."""
     over = [
         name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
     ]
-    return {name: _short(own[name]) for name in over if own[name].max() > 0}
+    return {name: _rounded(results[name]) for name in over if results[name].max() > 0}
 
 
-def _short(values: pd.Series[float]) -> list[float | None]:
-    """Return numbers in five figures, because they are text in the page."""
+def _rounded(values: pd.Series[float]) -> list[float | None]:
+    """Round numbers to five digits, because the page stores them as text."""
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
-def _silent(shown: Sequence[Entry], losses: Tables) -> list[str]:
-    """Return why there is no axis of bytes, if there is none."""
+def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
+    """Return a remark on why there is no axis of bytes, or no remark."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
-    if not several or any(own["bytes"].max() > 0 for own in losses.values()):
+    if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []
     algorithms = {(entry.metrics.get("exchange") or {}).get("algorithm") for entry in several}
     why = "nothing was sent after the first step"
     if "shared_memory" in algorithms:
-        why = "the exchange is in shared memory, and no link would carry it"
+        why = "the exchange uses shared memory, which no network link carries"
     return [f"no axis of bytes: {why}"]
 
 
-def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list[str]:
-    """Return `workers 1 and workers 2 coincide to 1e-7` for lines that cover each other."""
-    groups: list[list[Entry]] = []
+def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame]) -> list[str]:
+    """Return a remark such as `workers 1 and workers 2 coincide to 1e-7` for equal curves."""
+    groups: list[list[RunEntry]] = []
     worst: list[float] = []
     for entry in shown:
-        own = curves[entry.key]["loss"].to_numpy(float)
+        losses = curves[entry.key]["loss"].to_numpy(float)
         for place, group in enumerate(groups):
             other = curves[group[0].key]["loss"].to_numpy(float)
-            gap = _gap(own, other)
+            gap = _gap(losses, other)
             if gap <= SAME:
                 group.append(entry)
                 worst[place] = max(worst[place], gap)
@@ -199,32 +202,32 @@ def _coinciding(shown: Sequence[Entry], curves: dict[str, pd.DataFrame]) -> list
             groups.append([entry])
             worst.append(0.0)
     details = [
-        f"{' and '.join(e.label for e in group[:3])}{_more(len(group) - 3)} coincide"
+        f"{' and '.join(e.label for e in group[:3])}{_more_text(len(group) - 3)} coincide"
         f"{f' to {gap:.0e}' if gap else ' exactly'}"
         for group, gap in zip(groups, worst, strict=True)
         if len(group) > 1
     ]
-    more = len(details) - _TOLD
-    return details[:_TOLD] + ([f"{more} more lie on one another"] if more > 0 else [])
+    more = len(details) - _MOST_GROUPS
+    return details[:_MOST_GROUPS] + ([f"{more} more groups of curves coincide"] if more > 0 else [])
 
 
-def _more(count: int) -> str:
+def _more_text(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest relative difference of two losses; infinite for other steps."""
+    """Return the largest relative difference between two curves; infinite if lengths differ."""
     if not len(one) or len(one) != len(other) or not np.isfinite(one).all():
         return np.inf
     return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30))
 
 
-def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
-    """Return `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
+def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
+    """Describe a run's curve: `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        seconds = curve["seconds"].iloc[-1]  # not known of a curve that was logged as a list
+        seconds = curve["seconds"].iloc[-1]  # NaN if the user logged the curve as a list
         time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]
         spent = f", {bytes_text(sent)}" if sent > 0 else ""
@@ -233,6 +236,6 @@ def _in_words(entry: Entry, curve: pd.DataFrame) -> str:
         if entry.metrics.get(key) is not None:
             parts.append(f"{words} {entry.metrics[key]:.3g}")
             break
-    own = islice(own_results(entry.run).items(), OWN)
-    parts += [f"{name} {value:.3g}" for name, value in own]
+    metrics = islice(logged_results(entry.run).items(), OWN)
+    parts += [f"{name} {value:.3g}" for name, value in metrics]
     return ", ".join(parts) or "no curve"

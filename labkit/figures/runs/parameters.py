@@ -1,4 +1,4 @@
-"""Results over parameters: parallel coordinates, heat maps, and the history of a search."""
+"""Results of runs by parameters: parallel coordinates, heat maps, and search history."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from labkit.common.units import plural
-from labkit.figures.kit.axes import Scale, scale, text_of, title_of, word
+from labkit.figures.kit.axes import AxisScale, scale, text_of, title_of, word
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
     MANY,
     PALETTE,
-    Entry,
+    RunEntry,
     clock_and_network,
     safe_text,
     settings,
@@ -28,80 +28,90 @@ from labkit.records.analysis.columns import (
     RESULTS,
     Value,
     is_timed,
-    measured,
-    ordered,
+    metric_values,
     parameters,
+    sorted_values,
     values_of,
 )
-from labkit.records.analysis.search_results import Searched
-from labkit.records.analysis.two_parameters import axes_of, crossed, has_grid
+from labkit.records.analysis.search_results import SearchResult
+from labkit.records.analysis.two_parameters import axes_of, cross_table, has_grid
 from labkit.records.run import Run
 
 __all__ = ["has_grid", "heat_map"]
 
-_MOST = 9  # more axes than this leave no room for their words
-_BELOW, _ABOVE = -0.055, 1.055  # where the ends of an axis are named
-_ACROSS = 125  # letters that fit beside each other
-_SPREAD = 0.5  # share of a slot over which its runs stand side by side
+_MOST = 9  # greatest number of axes; more leave no room for labels
+_BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels at both ends of an axis (0 to 1)
+_ACROSS = 125  # letters that fit in one line across the panel
+_SPREAD = 0.5  # share of a slot over which the lines of its runs are spread
 
-Axis = tuple[str, list[Value], Scale]
+Axis = tuple[str, list[Value], AxisScale]
 
 
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
-    """Draw each run as a line over its parameters and results.
+    """Draw each run as a line across axes of its parameters and results.
 
-    A run whose equivalence gate failed has no speed, so its line is broken there.
+    A run that failed its equivalence check has no speed, so its line has a gap at the axis of the
+    speed.
 
-    Args: runs: to compare; axes: names of parameters and metrics, from left to right (by default
-    the parameters that differ but for the seed, then accuracy or loss, bytes, samples/s).
-    Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
+    Args:
+        runs: Runs to compare.
+        axes: Names of parameters and metrics, from left to right; default: the parameters that
+            differ (except the seed), then accuracy or loss, bytes, and samples/s.
+
+    Raises:
+        LabkitError: There are no runs.
+        InvalidInput: No run has a parameter or metric of a name in `axes`.
     """
     return parallel_sheet(settings(runs), axes).figure()
 
 
-def parallel_sheet(shown: Sequence[Entry], axes: Sequence[str] | None = None) -> Sheet:
-    """Return the sheet of `parallel_coordinates`, of entries."""
-    chosen = _axes(shown, axes)
+def parallel_sheet(entries: Sequence[RunEntry], axes: Sequence[str] | None = None) -> Sheet:
+    """Return the sheet of `parallel_coordinates` for these entries."""
+    chosen = _axes(entries, axes)
     panel = Panel(
         title="",
         x="",
         y="",
-        traces=[*_lines(shown, chosen), _rules(len(chosen)), _ticks(chosen)],
-        note=refusals(shown),
-        always_note=bool(refusals(shown)),
+        traces=[*_lines(entries, chosen), _rules(len(chosen)), _ticks(chosen)],
+        note=refusals(entries),
+        always_note=bool(refusals(entries)),
         x_axis=_names(chosen),
         y_axis={"visible": False, "range": [-0.1, 1.1], "fixedrange": True},
     )
-    title = f"Parameters and results · {clock_and_network(shown)}"
-    details = [_line_in_words(entry, chosen, place) for place, entry in enumerate(shown)]
-    details.append(refusals(shown))
-    return Sheet([[panel]], shown, title, overload(shown), details, plot=300, below=24)
+    title = f"Parameters and results · {clock_and_network(entries)}"
+    details = [_line_in_words(entry, chosen, place) for place, entry in enumerate(entries)]
+    details.append(refusals(entries))
+    return Sheet([[panel]], entries, title, overload(entries), details, plot=300, below=24)
 
 
-def _axes(shown: Sequence[Entry], names: Sequence[str] | None) -> list[Axis]:
+def _axes(shown: Sequence[RunEntry], names: Sequence[str] | None) -> list[Axis]:
     runs = [entry.run for entry in shown]
-    given = parameters(runs)
+    parameter_names = parameters(runs)
     if names is None:
-        # Chance and a label explain no result.
-        names = [name for name in given if name not in ("seed", "name")][: _MOST - len(RESULTS)]
-        # A result that all runs share distinguishes none of them.
-        names += [name for name in RESULTS if len(set(measured(runs, name))) > 1]
-    chosen = list(names) or list(given) or [RESULTS[0]]
-    columns = [(name, values_of(runs, name, given)) for name in chosen]
-    return [(name, values, scale(values, name not in given)) for name, values in columns]
+        # Seeds and names of runs have no axes, because they do not explain results.
+        names = [name for name in parameter_names if name not in ("seed", "name")][
+            : _MOST - len(RESULTS)
+        ]
+        # A result that is equal in all runs has no axis, because it distinguishes none of them.
+        names += [name for name in RESULTS if len(set(metric_values(runs, name))) > 1]
+    chosen = list(names) or list(parameter_names) or [RESULTS[0]]
+    columns = [(name, values_of(runs, name, parameter_names)) for name in chosen]
+    return [(name, values, scale(values, name not in parameter_names)) for name, values in columns]
 
 
-def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[Trace]:
-    beside = [_side_by_side(each) for _, _, each in axes]
+def _lines(shown: Sequence[RunEntry], axes: Sequence[Axis]) -> list[Trace]:
+    spread_columns = [_side_by_side(column) for _, _, column in axes]
     few = len(shown) <= MANY
     return [
         {
             "x": list(range(len(axes))),
-            "y": [None if (y := column[place]) is None else round(y, 4) for column in beside],
+            "y": [
+                None if (y := column[place]) is None else round(y, 4) for column in spread_columns
+            ],
             "mode": "lines+markers" if few else "lines",
             "line": {"color": entry.color, "dash": entry.dash, "width": 2 if few else 1.5},
             "marker": {"color": entry.color, "symbol": entry.symbol, "size": 7} if few else None,
-            "text": [_said(axis, place) for axis in axes],
+            "text": [_value_text(axis, place) for axis in axes],
             "hovertemplate": "%{text}",
             "showlegend": False,
         }
@@ -110,16 +120,16 @@ def _lines(shown: Sequence[Entry], axes: Sequence[Axis]) -> list[Trace]:
     ]
 
 
-def _side_by_side(each: Scale) -> list[float | None]:
-    """Return places where runs of the same slot do not cover each other."""
-    if not each.slots:
-        return list(each.places)
-    # Half of a slot stays free, to separate the runs of neighbouring slots.
-    room = _SPREAD / len(each.ticks)
+def _side_by_side(axis_scale: AxisScale) -> list[float | None]:
+    """Return the positions on an axis; runs in one slot are spread, so that lines stay visible."""
+    if not axis_scale.slots:
+        return list(axis_scale.places)
+    # Half of each slot is empty, which separates the runs of neighbouring slots.
+    room = _SPREAD / len(axis_scale.ticks)
     members: dict[float | None, list[int]] = {}
-    for place, value in enumerate(each.places):
+    for place, value in enumerate(axis_scale.places):
         members.setdefault(value, []).append(place)
-    spread = list(each.places)
+    spread = list(axis_scale.places)
     for value, group in members.items():
         for number, place in enumerate(group):
             if value is not None and len(group) > 1:
@@ -128,13 +138,13 @@ def _side_by_side(each: Scale) -> list[float | None]:
 
 
 def _rules(count: int) -> Trace:
-    """Return the axes themselves, as one trace."""
+    """Return `count` vertical axes as one trace."""
     return rule([x for place in range(count) for x in (place, place, None)], [0, 1, None] * count)
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Return texts above the slots of words, and at the ends of axes of numbers."""
-    room = _ACROSS // len(axes) + 1  # letters, up to the words of the next axis
+    """Return the labels of all slots, and those at the ends of numeric axes, as one trace."""
+    room = _ACROSS // len(axes) + 1  # letters that fit between two axes
     rows = [
         (place, y, safe_text(text), f"middle {side}")
         for place, (name, _, on) in enumerate(axes)
@@ -147,8 +157,8 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
     return drawn | {"textposition": list(table["side"]), "cliponaxis": False}
 
 
-def _slot_words(name: str, on: Scale, room: int) -> list[tuple[float, str, str]]:
-    """Return the texts of slots, at the places that fewest lines cross."""
+def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, str]]:
+    """Return labels of slots as (y, text, side), at positions that the fewest lines cross."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     details = [(at + up, word(name, value)) for at, value in on.ticks]
@@ -156,8 +166,8 @@ def _slot_words(name: str, on: Scale, room: int) -> list[tuple[float, str, str]]
     return [(y, f"{gap}{text}{gap}", side) for y, text in cut]
 
 
-def _ends(name: str, on: Scale) -> list[tuple[float, str, str]]:
-    # One value for all is named once, above.
+def _ends(name: str, on: AxisScale) -> list[tuple[float, str, str]]:
+    # An axis with a single value has only one label, above the axis.
     ends = [on.ticks[0], on.ticks[-1]] if len(on.ticks) > 1 else [(1.0, on.ticks[0][1])]
     return [(_BELOW if at == 0 else _ABOVE, text_of(name, value), "center") for at, value in ends]
 
@@ -170,30 +180,30 @@ def _names(axes: Sequence[Axis]) -> Trace:
         "showgrid": False,
         "showline": False,
         "tickangle": 0,
-        "range": [-_room(axes), len(axes) - 1 + 0.035 * len(axes)],
+        "range": [-_left_margin(axes), len(axes) - 1 + 0.035 * len(axes)],
         "fixedrange": True,
     }
 
 
-def _room(axes: Sequence[Axis]) -> float:
-    """Return the room left of the first axis for its texts, in distances of axes."""
+def _left_margin(axes: Sequence[Axis]) -> float:
+    """Return the width of the first axis's labels, in units of the distance between axes."""
     name, _, on = axes[0]
     letters = max(len(word(name, value)) for _, value in on.ticks) + 2 if on.slots else 0
     return max(0.035, letters / _ACROSS) * len(axes)
 
 
-def _said(axis: Axis, place: int) -> str:
+def _value_text(axis: Axis, place: int) -> str:
     name, values, _ = axis
     return safe_text(f"{title_of(name)}: {text_of(name, values[place])}")
 
 
-def _line_in_words(entry: Entry, axes: Sequence[Axis], place: int) -> str:
-    details = [_said(axis, place) for axis in axes if axis[1][place] is not None]
+def _line_in_words(entry: RunEntry, axes: Sequence[Axis], place: int) -> str:
+    details = [_value_text(axis, place) for axis in axes if axis[1][place] is not None]
     return f"{entry.label}: {', '.join(details)}"
 
 
-_COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): the same order for any colour vision
-_CELL = 34  # pixels of a row
+_COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): legible with any colour vision
+_CELL = 34  # height of a row of the heat map in pixels
 
 
 def heat_map(
@@ -202,41 +212,51 @@ def heat_map(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Figure:
-    """Draw results over two parameters, a panel a measure; a cell is the median of its runs.
+    """Draw a heat map of results by two parameters, with a panel for each measure.
 
-    Runs whose equivalence gate failed are in no cell of a speed.
+    A cell shows the median over its runs. Speeds exclude runs that failed their equivalence check.
 
-    Args: runs: to compare; x, y: names of parameters that differ (by default the two whose
-    combinations make the largest grid); measures: names of metrics (by default test accuracy
-    or loss, and samples/s).
-    Raises: LabkitError where there are no runs; InvalidInput, where no such grid is there.
+    Args:
+        runs: Runs to compare.
+        x, y: Names of parameters that differ between runs; default: the two with the largest grid
+            of combinations.
+        measures: Names of metrics, one per panel; default: test accuracy or loss, and samples/s.
+
+    Raises:
+        LabkitError: There are no runs.
+        InvalidInput: The runs form no grid of these parameters.
     """
     return heat_sheet(settings(runs), x, y, measures).figure()
 
 
 def heat_sheet(
-    shown: Sequence[Entry], x: str | None = None, y: str | None = None, measures: Sequence[str] = ()
+    entries: Sequence[RunEntry],
+    x: str | None = None,
+    y: str | None = None,
+    measures: Sequence[str] = (),
 ) -> Sheet:
-    """Return the sheet of `heat_map`, of entries."""
-    all_runs = [entry.run for entry in shown]
+    """Return the sheet of `heat_map` for these entries."""
+    all_runs = [entry.run for entry in entries]
     x, y = axes_of(all_runs, x, y)
-    table = crossed({entry.key: entry.run for entry in shown}, x, y, measures)
-    names = list(table.columns[4:])  # the measures, see `crossed`
+    table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
+    names = list(table.columns[4:])  # names of the measures; `cross_table` has four other columns
     several = max(map(len, table["runs"]))
-    remarks = [f"median of up to {several} runs a cell" if several > 1 else "a run a cell"]
+    remarks = [f"median of up to {several} runs per cell" if several > 1 else "one run per cell"]
     others = [name for name in parameters(all_runs) if name not in (x, y)]
-    remarks += [f"they differ in {', '.join(others)}"] if others and several > 1 else []
-    title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(shown)}"
-    grid = Grid(x, y, ordered(list(table[x])), ordered(list(table[y])))
-    laid = {name: _laid_out(table, grid, name) for name in names}
-    panels = [_panel(each, grid, name, name == names[0]) for name, each in laid.items()]
-    details = [_cells_in_words(each, name) for name, each in laid.items()]
+    remarks += (
+        [f"the runs of a cell differ in {', '.join(others)}"] if others and several > 1 else []
+    )
+    title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(entries)}"
+    grid = Grid(x, y, sorted_values(list(table[x])), sorted_values(list(table[y])))
+    tables = {name: _cell_table(table, grid, name) for name in names}
+    panels = [_panel(rows, grid, name, name == names[0]) for name, rows in tables.items()]
+    details = [_cells_in_words(rows, name) for name, rows in tables.items()]
     plot = max(140, _CELL * len(grid.down))
-    return Sheet([panels], [], title, [*remarks, *overload(shown)], details, plot=plot)
+    return Sheet([panels], [], title, [*remarks, *overload(entries)], details, plot=plot)
 
 
 class Grid(NamedTuple):
-    """Two parameters, and their values to the right and down."""
+    """Parameters x and y of a heat map, with the values of columns (`across`) and rows (`down`)."""
 
     x: str
     y: str
@@ -244,8 +264,8 @@ class Grid(NamedTuple):
     down: list[Value]
 
 
-def _laid_out(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
-    """Return a row a cell, also for those without runs: place, runs, value and texts."""
+def _cell_table(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
+    """Return a row for each cell of the heat map, even if empty: position, runs, value, texts."""
     group = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
     rows = []
     for row, down in enumerate(grid.down):
@@ -261,43 +281,44 @@ def _laid_out(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["x", "y", "runs", "value", "failed", "text", "details"])
 
 
-def _panel(laid: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
+def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel:
     from plotly.colors import get_colorscale
 
     def in_rows(values: Sequence[str] | Sequence[float]) -> np.ndarray:
         return np.asarray(values).reshape(len(grid.down), len(grid.across))
 
-    blank = laid["value"].isna()
-    failed = laid["failed"].sum() if is_timed(name) else 0
+    blank = cell_rows["value"].isna()
+    failed = cell_rows["failed"].sum() if is_timed(name) else 0
     hover = [
         safe_text(f"{row.details}: {row.text}, {plural(len(row.runs), 'run')}")
-        for row in laid.itertuples()
+        for row in cell_rows.itertuples()
     ]
-    colors: Trace = cells(in_rows(laid["value"]), hover="%{customdata}", gap=2)
-    text = in_rows(laid["text"].mask(blank, ""))
+    colors: Trace = cells(in_rows(cell_rows["value"]), hover="%{customdata}", gap=2)
+    text = in_rows(cell_rows["text"].mask(blank, ""))
     colors |= {"customdata": in_rows(hover), "text": text, "texttemplate": "%{text}"}
     scale = get_colorscale(_COLORS)
     colors |= {"coloraxis": None, "colorscale": scale, "showscale": False}
-    # Why a cell has no colour stands in the page's own ink.
-    why = words(laid[blank], "x", "y", size=12)
+    # Cells without a value show the reason in the page's text colour, because they have no
+    # background.
+    reasons = words(cell_rows[blank], "x", "y", size=12)
     return Panel(
         title=title_of(name).capitalize(),
         x=title_of(grid.x),
         y=title_of(grid.y) if first else "",
-        traces=[] if blank.all() else [colors, why, _dots(laid)],
+        traces=[] if blank.all() else [colors, reasons, _dots(cell_rows)],
         note=f"{plural(failed, 'run')} without speed: equivalence gate failed" if failed else "",
         always_note=bool(failed),
         x_axis=_axis(grid.x, grid.across) | {"range": [-0.5, len(grid.across) - 0.5]},
-        # The rows are the same in all panels: the first one names them.
+        # Only the first panel labels the rows, because all panels have the same rows.
         y_axis=_axis(grid.y, grid.down)
         | {"range": [len(grid.down) - 0.5, -0.5], "showticklabels": first},
     )
 
 
-def _dots(laid: pd.DataFrame) -> Trace:
-    """Return a dot in each cell with runs, visible only for a chosen run."""
-    # Cells of a heat map cannot be chosen in Plotly: a point in each stands for them.
-    group = laid[laid["runs"].map(len) > 0]
+def _dots(cell_rows: pd.DataFrame) -> Trace:
+    """Return a dot in each cell with runs; a dot is visible only if one of its runs is selected."""
+    # Each cell has a point for its runs, because Plotly cannot select cells of a heat map.
+    group = cell_rows[cell_rows["runs"].map(len) > 0]
     ring = {"width": 2, "color": "#000000"}
     marker = {"symbol": "circle", "size": 9, "color": "#ffffff", "line": ring, "opacity": 0}
     return {
@@ -323,13 +344,13 @@ def _axis(name: str, values: Sequence[Value]) -> Trace:
     }
 
 
-def _cells_in_words(laid: pd.DataFrame, name: str) -> str:
-    group = laid[laid["runs"].map(len) > 0]
+def _cells_in_words(cell_rows: pd.DataFrame, name: str) -> str:
+    group = cell_rows[cell_rows["runs"].map(len) > 0]
     return f"{title_of(name).capitalize()}: {'; '.join(group['details'] + ': ' + group['text'])}"
 
 
-def search_history(results: Searched) -> Figure:
-    """Draw the value of each trial, the best so far as a line, and importances as bars."""
+def search_history(results: SearchResult) -> Figure:
+    """Draw the values of a search's trials, the best value so far, and parameter importance."""
     metric, trials = safe_text(results.metric), results.trials
     points = [
         _points(trials[trials["state"] == state], state, symbol)
@@ -357,11 +378,11 @@ def search_history(results: Searched) -> Figure:
         "showlegend": False,
     }
     importance = Panel(
-        "What mattered\nOptuna's importance, of 1",
+        "Importance of parameters\nOptuna's importance; the sum is 1",
         "share",
         "",
         [bars] if names else [],
-        note="one parameter, or too few trials",
+        note="no importance: one parameter, or too few trials",
     )
     pruned = int((trials["state"] == "pruned").sum())
     words = [f"{len(trials)} trials, {pruned} pruned"]

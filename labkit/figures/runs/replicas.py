@@ -1,4 +1,4 @@
-"""Replicas with weights of their own: synchronization periods, gossip, and codistillation."""
+"""Replicas whose weights differ: periodic synchronization, gossip, and codistillation."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from labkit.figures.runs.accuracy import (
 )
 from labkit.records.analysis.ensemble import ensemble_accuracy
 from labkit.records.analysis.losses import epoch_results, loss_curve
-from labkit.records.compressors import called, compressor_of
+from labkit.records.compressors import compressor_expression, compressor_of
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals
 from labkit.strategies import Gossip
 
-EACH_STEP, MEAN, ELASTIC = "each step", "the mean", "springs to a centre"
-DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, Nesterov at once"
-NEARLY = 0.98  # of the final accuracy with delayed momentum
-SHORT = range(8, 33)  # periods in steps that cost nothing, as published
+EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
+DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
+NEARLY = 0.98  # target: this share of the final accuracy with delayed momentum
+SHORT = range(8, 33)  # periods, in steps, that cost no accuracy in the paper
 
 DISTANCE = "consensus_distance"
-TOLERANCE = 1.02  # ratio below which two distances count as equal
-PUBLISHED_SPEED = 4.0  # ratio of epochs, synchronous to asynchronous
-COMPLETE, FREE = "all together", ", asynchronous"
+TOLERANCE = 1.02  # ratio below which two consensus distances count as equal
+PUBLISHED_SPEED = 4.0  # published ratio: epoch time of an allreduce over asynchronous gossip
+COMPLETE, FREE = "all workers", ", asynchronous"
 
 ONE, ENSEMBLE, SINGLE = "one model", "an ensemble", "a model alone"
 
 
 def period_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over the synchronization period: a line a rule, a band of seeds.
+    """Draw test accuracy over the synchronization period: a line per rule, a band over seeds.
 
     Args:
-        runs: of strategies with a period; synchronous ones, which have none, stand at 1.
+        runs: Runs whose replicas synchronize periodically; synchronous runs count as period 1.
     """
     shown = entries(runs)
     table = period_table([entry.run for entry in shown])
     looks = lines(dict.fromkeys(table["rule"]))
     panel = Panel(
-        title="What rare meetings cost\nmean over seeds; band: their spread",
-        x="steps between meetings",
+        title="Accuracy by synchronization period\nmean over seeds; band: range over seeds",
+        x="synchronization period, steps",
         y="test accuracy",
         traces=line_with_band(table, "period", "accuracy", looks, by="rule", marks=True),
         x_axis={"type": "log", "tickvals": sorted(set(table["period"]))},
@@ -68,40 +68,40 @@ def period_cost(runs: Iterable[Run]) -> Figure:
     return sheet([[panel]], looks.values(), title, overload(shown), words, plot=300)
 
 
-def period_reading(runs: Sequence[Run]) -> Markdown:
-    """Say what each period costs in accuracy, and saves in bytes and time.
+def summarize_period(runs: Sequence[Run]) -> Markdown:
+    """Summarize the accuracy, bytes and time of each synchronization period.
 
-    Published: periods of 8 to 32 steps cost nothing beyond the seeds, longer ones do (Lin 2020,
-    arXiv 1808.07217). At long periods an outer Nesterov is better than the plain mean (Douillard
-    2023, arXiv 2311.08105), also with pseudo-gradients of 4 bits (Douillard 2025, arXiv
-    2501.18512). Elastic averaging tolerates long periods (Zhang 2015, arXiv 1412.6651).
-    Asynchronous workers need more steps without delayed Nesterov momentum (Liu 2024, arXiv
-    2401.09135).
+    Published: periods of 8 to 32 steps cost no accuracy beyond the spread of seeds, and longer
+    periods do (Lin 2020, arXiv 1808.07217). At long periods, an outer Nesterov optimizer is better
+    than plain averaging (Douillard 2023, arXiv 2311.08105), even if pseudo-gradients have only 4
+    bits (Douillard 2025, arXiv 2501.18512). Elastic averaging tolerates long periods (Zhang 2015,
+    arXiv 1412.6651). Asynchronous workers need more steps without delayed Nesterov momentum (Liu
+    2024, arXiv 2401.09135).
 
-    A run is within the seeds of another if their ranges meet, and beyond them if all seeds are on
-    one side. Periods longer than the training are not judged.
+    "Within the seeds" means that the ranges of two runs over seeds overlap; "beyond the seeds",
+    that all seeds of one run are better. Periods longer than the training are not judged.
     """
     table = period_table(runs)
     reached = table[table["period"] <= table["steps"]]
     findings = [*_periods(table), *_averaging(reached), *_elastic(reached)]
-    return sentences([*findings, *_compressed(reached), *_delayed(reached)])
+    return sentences([*findings, *_compressed_gradients(reached), *_delayed_momentum(reached)])
 
 
 def period_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row a run: way, rule, codec, period, steps, run, and the columns of accuracies."""
+    """Return a row per run: label (`way`), rule, codec, period in steps, steps, run, accuracy."""
     return accuracy_table(runs, _rule).sort_values(["rule", "period"], kind="stable")
 
 
 def _rule(run: Run) -> dict[str, Any]:
-    """Return how replicas synchronize, after how many steps, and with which codec."""
+    """Return the synchronization rule of a run, its period in steps, and its codec."""
     strategy, epochs = run.experiment["strategy"], run.metrics.get("epochs") or [{}]
     rule, codec, period = EACH_STEP, "", strategy.get("period", 1)
     if "period" in strategy:
         known = {None: MEAN, "sgd": "outer SGD", "nesterov": "outer Nesterov"}
-        momentum = DELAYED if strategy.get("delayed", 1) > 1 else IMMEDIATE
+        momentum = DELAYED if strategy.get("momentum_delay", 1) > 1 else IMMEDIATE
         others = {"ElasticAveraging": ELASTIC, "AsynchronousDiLoCo": momentum}
         codec = _codec(compressor_of(run))
-        rule = others.get(strategy["name"]) or known[strategy.get("outer")]
+        rule = others.get(strategy["name"]) or known[strategy.get("outer_optimizer")]
         rule += f", {codec}" if codec else ""
         period = int((epochs[0].get("step") if period == "epoch" else period) or 1)
     way = rule if rule == EACH_STEP else f"{rule}, every {period}"
@@ -111,21 +111,23 @@ def _rule(run: Run) -> dict[str, Any]:
 
 
 def _codec(compressor: Mapping[str, JSON] | None) -> str:
-    """Return `in 4 bits`, or the name of the compressor."""
+    """Describe the codec: `in 4 bits`, or `by` and the name of the compressor."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
     if isinstance(levels, int):
-        # Levels lie on both sides of zero, and zero is one more.
+        # There are as many levels on each side of zero, and zero is one more value.
         return f"in {(2 * levels).bit_length()} bits"
-    return f"by {called(dict(compressor))}"
+    return f"by {compressor_expression(dict(compressor))}"
 
 
 def _periods(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
-        spent = f"{bytes_text(row.wire_bytes)} on the wire a step, {seconds_text(row.seconds)} long"
-        never = f"training has {row.steps:.0f} steps: they met once, at its end"
+        spent = (
+            f"{bytes_text(row.wire_bytes)} on the wire per step, {seconds_text(row.seconds)} in all"
+        )
+        never = f"training has {row.steps:.0f} steps, so replicas synchronized once, at the end"
         details = (spent, never) if row.period > row.steps else (spent,)
         yield accuracy_finding(row, "", row.way, *details)
 
@@ -135,82 +137,91 @@ def _claim(claim: str, source: str, holds: bool, *tables: pd.DataFrame) -> Findi
 
 
 def _averaging(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge short and long periods of averaging, and the outer optimizer at the longest one."""
-    each, means = (table[table["rule"] == rule] for rule in (EACH_STEP, MEAN))
-    short, later = means[means["period"].isin(SHORT)], means[means["period"] > max(SHORT)]
-    if len(each) and len(short):
-        claim = "Periods of 8 to 32 steps cost nothing beyond the seeds, whose ranges meet"
-        yield _claim(claim, "Lin 2020", is_near(short, each), short, each)
-    if len(each) and len(later):
-        claim = "Longer ones do, beyond the seeds"
-        yield _claim(claim, "Lin 2020", is_better(each, later), later, each)
+    """Judge short and long periods of averaging, and the outer optimizer at the longest period."""
+    every_step, means = (table[table["rule"] == rule] for rule in (EACH_STEP, MEAN))
+    short_periods, long_periods = (
+        means[means["period"].isin(SHORT)],
+        means[means["period"] > max(SHORT)],
+    )
+    if len(every_step) and len(short_periods):
+        claim = "Periods of 8 to 32 steps cost no accuracy, within the seeds"
+        yield _claim(
+            claim, "Lin 2020", is_near(short_periods, every_step), short_periods, every_step
+        )
+    if len(every_step) and len(long_periods):
+        claim = "Periods longer than 32 steps cost accuracy, beyond the seeds"
+        yield _claim(
+            claim, "Lin 2020", is_better(every_step, long_periods), long_periods, every_step
+        )
     outer = table[table["rule"] == "outer Nesterov"]
-    yield from _at_the_longest("an outer Nesterov is", "Douillard 2023", outer, means)
+    yield from _at_longest_period("an outer Nesterov optimizer is", "Douillard 2023", outer, means)
 
 
 def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether elastic averaging tolerates long periods."""
+    """Judge whether elastic averaging tolerates long synchronization periods."""
     elastic = table[table["rule"] == ELASTIC].sort_values("period")
     if elastic["period"].nunique() > 1:
-        claim = "Springs stand long periods, within the seeds"
+        claim = "Elastic averaging tolerates long periods, within the seeds"
         yield _claim(claim, "Zhang 2015", is_near(elastic[-1:], elastic[:1]), elastic)
     means = table[table["rule"] == MEAN]
-    yield from _at_the_longest("springs are", "Zhang 2015", elastic, means)
+    yield from _at_longest_period("elastic averaging is", "Zhang 2015", elastic, means)
 
 
-def _at_the_longest(
+def _at_longest_period(
     rule: str, source: str, ours: pd.DataFrame, theirs: pd.DataFrame
 ) -> Iterator[Finding]:
-    """Judge a rule against the mean at the longest period that both have, unless it is short."""
+    """Compare a rule with averaging at the longest common period, unless this period is short."""
     longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
     ours, theirs = ours[ours["period"] == longest], theirs[theirs["period"] == longest]
     if len(ours) and not ours["period"].isin(SHORT).any():
-        claim = f"At the longest period {rule} better than the mean, beyond the seeds"
+        claim = f"At the longest period, {rule} better than averaging, beyond the seeds"
         yield _claim(claim, source, is_better(ours, theirs), ours, theirs)
 
 
-def _compressed(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge compressed outer gradients against those of full precision at the same period."""
+def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
+    """Compare compressed outer gradients with those of full precision at the same period."""
     coded = table[table["codec"] != ""]
     for (codec, period), ours in coded.groupby(["codec", "period"], sort=False):
         rule = ours["rule"].iloc[0].removesuffix(f", {codec}")
         full = table[(table["rule"] == rule) & (table["period"] == period)]
         if len(full):
-            claim = f"Outer gradients {codec} lie within the seeds of full precision"
+            claim = f"Outer gradients {codec} are as accurate as full precision, within the seeds"
             yield _claim(claim, "Douillard 2025", is_near(ours, full), ours, full)
 
 
-def _delayed(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare steps until nearly the final accuracy of delayed momentum, period by period."""
-    late, soon = (table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE))
-    for period in sorted({*late.index} & {*soon.index}):
-        target = NEARLY * float(late["accuracy"][period])
+def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
+    """Compare, per period, the steps with and without delayed momentum to nearly its accuracy."""
+    delayed, immediate = (
+        table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE)
+    )
+    for period in sorted({*delayed.index} & {*immediate.index}):
+        target = NEARLY * float(delayed["accuracy"][period])
         ours, theirs = (
             [
                 findings.step
                 for findings in arrivals(group["run"][period], target).values()
                 if findings
             ]
-            for group in (late, soon)
+            for group in (delayed, immediate)
         )
         if not ours:
             continue
-        missed = len(theirs) < soon["seeds"][period]
+        missed = len(theirs) < immediate["seeds"][period]
         without = "not by all seeds without" if missed else f"{mean(theirs):.0f} without"
         yield published(
-            f"Every {period} steps, asynchronous workers need more of them without delayed "
+            f"With period {period}, asynchronous workers need more steps without delayed "
             "Nesterov, beyond the seeds",
             "Liu 2024",
             missed or min(theirs) > max(ours),
-            f"nearly its end is reached after {mean(ours):.0f} steps with it, {without}",
+            f"nearly the final accuracy is reached after {mean(ours):.0f} steps with it, {without}",
         )
 
 
 def consensus(runs: Iterable[Run]) -> Figure:
-    """Draw the distance of replicas from their mean after each epoch, as root mean square.
+    """Draw the root-mean-square distance of replicas from their mean weights after each epoch.
 
     Args:
-        runs: with weights of their own on each worker; others have no distance.
+        runs: Runs; those whose workers always have equal weights are not drawn.
     """
     shown = entries(runs)
     traces, words = [], []
@@ -220,7 +231,7 @@ def consensus(runs: Iterable[Run]) -> Figure:
             traces += line_over_band(group, "step", DISTANCE, entry, marks=True)
             words.append(f"{entry.label}: {group[DISTANCE].iloc[-1]:.3g} at the end")
     panel = Panel(
-        title="How far apart replicas are\ndistance of their weights from the mean",
+        title="Distance between replicas\nroot mean square distance of their weights from the mean",
         x="step",
         y="consensus distance",
         traces=traces,
@@ -232,10 +243,11 @@ def consensus(runs: Iterable[Run]) -> Figure:
 
 
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row a run: topology, consensus, accuracy, and cost.
+    """Return a row per run: communication topology, consensus distance, accuracy, and cost.
 
-    Columns: way; spectral gap; distance of weights at the end; accuracy with its ends over the
-    seeds; bytes on the wire a step; seconds of the training and of an epoch.
+    The columns are topology (`way`), spectral gap, final consensus distance of the weights,
+    accuracy with its range over seeds, bytes on the wire per step, and seconds of the training and
+    of an epoch.
     """
     table = accuracy_table(runs, _topology)
     return table.assign(
@@ -244,7 +256,7 @@ def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _topology(run: Run) -> dict[str, Any]:
-    """Return the topology, its spectral gap (NaN for all workers together), and the distance."""
+    """Return topology, spectral gap (NaN if all workers exchange), and consensus distance."""
     fields = dict(run.experiment["strategy"])
     distance = (run.metrics.get("epochs") or [{}])[-1].get(DISTANCE, 0.0)
     if fields.pop("name") != "Gossip":
@@ -256,21 +268,22 @@ def _topology(run: Run) -> dict[str, Any]:
     return {"way": way, "gap": gap, "distance": distance}
 
 
-def consensus_reading(runs: Sequence[Run]) -> Markdown:
-    """Say how near each topology keeps replicas, and its cost in accuracy and time.
+def summarize_consensus(runs: Sequence[Run]) -> Markdown:
+    """Summarize the consensus distance of each topology, and its cost in accuracy and time.
 
-    Published: neighbours alone learn what all together do, and on a slow network in less time
-    (Lian 2017, arXiv 1705.09056); a graph of a larger gap keeps replicas nearer (Assran 2019).
+    Published: gossip between neighbours reaches the accuracy of averaging over all workers, and
+    does so in less time on a slow network (Lian 2017, arXiv 1705.09056). A graph with a larger
+    spectral gap keeps the replicas closer together (Assran 2019).
     """
     table = gossip_table(runs)
     return sentences([*_topologies(table), *_gossip_claims(table)])
 
 
-def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
-    """Say how long an epoch lasts with one slow worker, for each topology.
+def summarize_slow_worker(runs: Sequence[Run]) -> Markdown:
+    """Summarize the epoch time of each topology with one slow worker.
 
-    Published: asynchronous gossip takes it at least 4 times as fast as an allreduce with one worker
-    10 times slower (Lian 2018, arXiv 1710.06952).
+    Published: if one worker is 10 times slower, an epoch of asynchronous gossip is at least 4 times
+    as fast as an epoch with an allreduce (Lian 2018, arXiv 1710.06952).
     """
     table = gossip_table(runs)
     findings = [
@@ -279,15 +292,15 @@ def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
             row.way,
             row.epoch_seconds,
             text=seconds_text,
-            details=(f"{row.accuracy:.1%} right",),
+            details=(f"accuracy {row.accuracy:.1%}",),
         )
         for row in table.itertuples()
     ]
-    free = table[table["way"].str.endswith(FREE)]["epoch_seconds"]
-    together = table[table["way"] == COMPLETE]["epoch_seconds"]
-    if len(free) and len(together):
-        factor = float(together.min() / free.max())
-        claim = "An asynchronous epoch is at least 4 times as fast"
+    asynchronous = table[table["way"].str.endswith(FREE)]["epoch_seconds"]
+    allreduce = table[table["way"] == COMPLETE]["epoch_seconds"]
+    if len(asynchronous) and len(allreduce):
+        factor = float(allreduce.min() / asynchronous.max())
+        claim = "An epoch of asynchronous gossip is at least 4 times as fast"
         holds = factor >= PUBLISHED_SPEED
         findings.append(published(claim, "Lian 2018", holds, f"{factor:.2g} times"))
     return sentences(findings)
@@ -295,39 +308,43 @@ def slow_worker_reading(runs: Sequence[Run]) -> Markdown:
 
 def _topologies(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
-        spent = f"{seconds_text(row.seconds)} long, {bytes_text(row.wire_bytes)} on the wire a step"
-        far = "all have the same weights"
+        spent = (
+            f"{seconds_text(row.seconds)} in all, {bytes_text(row.wire_bytes)} on the wire per step"
+        )
+        distance = "all workers have the same weights"
         if not math.isnan(row.gap):
-            far = f"spectral gap {row.gap:.3g}, replicas are {row.distance:.3g} apart at the end"
-        yield accuracy_finding(row, "", row.way, spent, far)
+            distance = (
+                f"spectral gap {row.gap:.3g}, consensus distance {row.distance:.3g} at the end"
+            )
+        yield accuracy_finding(row, "", row.way, spent, distance)
 
 
 def _gossip_claims(table: pd.DataFrame) -> Iterator[Finding]:
     graphs = table[table["gap"].notna()].sort_values("gap")
-    together = table[table["gap"].isna()]
-    if len(graphs) and len(together):
+    all_workers = table[table["gap"].isna()]
+    if len(graphs) and len(all_workers):
         accuracies = "; ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
-        claim = "Neighbours alone learn what all together do"
-        yield published(claim, "Lian 2017", is_near(graphs, together), accuracies)
-        sooner = bool(graphs["seconds"].max() < together["seconds"].min())
+        claim = "Gossip between neighbours is as accurate as all workers, within the seeds"
+        yield published(claim, "Lian 2017", is_near(graphs, all_workers), accuracies)
+        sooner = bool(graphs["seconds"].max() < all_workers["seconds"].min())
         times = "; ".join(f"{row.way} {seconds_text(row.seconds)}" for row in table.itertuples())
-        yield published("And in less time on this network", "Lian 2017", sooner, times)
+        yield published("Gossip takes less time on this network", "Lian 2017", sooner, times)
     if len(graphs) > 1:
         near = all(b <= a * TOLERANCE for a, b in pairwise(graphs["distance"]))
         pairs = "; ".join(f"{r.way} {r.gap:.3g}, {r.distance:.3g}" for r in graphs.itertuples())
-        yield published("A larger spectral gap keeps replicas nearer", "Assran 2019", near, pairs)
+        yield published("A larger spectral gap keeps replicas closer", "Assran 2019", near, pairs)
 
 
 def codistillation_table(
     one: Run, taught: Sequence[Run], ensembles: Sequence[Sequence[Run]]
 ) -> pd.DataFrame:
-    """Return a row a way: accuracy with its ends, seeds, bytes on the wire a step, and seconds.
+    """Return a row per training method (`way`): accuracy, seeds, bytes per step, and seconds.
 
     Args:
-        one: a model that all workers train synchronously.
-        taught: codistilled models of as many workers.
-        ensembles: of as many models trained alone, one ensemble a seed; the mean of their
-            predictions counts.
+        one: Run of a model that all workers train synchronously.
+        taught: Runs of codistilled models, with the same number of workers as `one`.
+        ensembles: For each seed, the runs of as many separately trained models as workers; the
+            ensemble averages the models' predictions.
     """
     table = accuracy_table((one, *taught), _exchange)
     members = [run for models in ensembles for run in models]
@@ -342,42 +359,43 @@ def codistillation_table(
     return pd.concat([table, more], ignore_index=True).set_index("way")
 
 
-def codistillation_reading(table: pd.DataFrame) -> Markdown:
-    """Compare one model, codistilled models, and an ensemble, of as many gradients each.
+def summarize_codistillation(table: pd.DataFrame) -> Markdown:
+    """Compare a single model, codistilled models, and an ensemble, with equal total gradients.
 
-    Published: a codistilled model is better than one that is trained alone, with more workers in
-    step (Anil 2018, arXiv 1804.03235).
+    Published: a codistilled model is better than a model that is trained alone, with more workers
+    in synchronous training (Anil 2018, arXiv 1804.03235).
 
     Args:
-        table: see `codistillation_table`.
+        table: Result of `codistillation_table`.
     """
-    return sentences([*_ways(table), *_codistillation_claims(table)])
+    return sentences([*_way_findings(table), *_codistillation_claims(table)])
 
 
-def _ways(table: pd.DataFrame) -> Iterator[Finding]:
+def _way_findings(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.drop(index=SINGLE).itertuples():
-        spent = f"{bytes_text(row.wire_bytes)} on the wire a step, {seconds_text(row.seconds)} long"
+        spent = (
+            f"{bytes_text(row.wire_bytes)} on the wire per step, {seconds_text(row.seconds)} in all"
+        )
         single = PERCENT(table["accuracy"][SINGLE])
-        models = f"one of its models {single}; each row is predicted by all of them"
+        models = f"its models alone have {single}; all its models predict each sample"
         yield accuracy_finding(row, "", str(row.Index), models if row.Index == ENSEMBLE else spent)
 
 
 def _codistillation_claims(table: pd.DataFrame) -> Iterator[Finding]:
     one, together = table.loc[[ONE]], table.loc[[ENSEMBLE]]
-    taught = table.drop(index=[ONE, ENSEMBLE, SINGLE])
-    ours = ", ".join(f"{row.Index} {PERCENT(row.accuracy)}" for row in taught.itertuples())
+    codistilled = table.drop(index=[ONE, ENSEMBLE, SINGLE])
+    ours = ", ".join(f"{row.Index} {PERCENT(row.accuracy)}" for row in codistilled.itertuples())
     yield published(
-        "Models that learn from each other are better than one of as many gradients, beyond the "
-        "seeds",
+        "Codistilled models are better than one model with as many gradients, beyond the seeds",
         "Anil 2018",
-        is_better(taught, one),
+        is_better(codistilled, one),
         f"{ours}; one model {PERCENT(one['accuracy'].iloc[0])}",
     )
-    worse = bool(together["accuracy_high"].iloc[0] < taught["accuracy_low"].min())
-    verdict = "better" if is_better(together, taught) else "no different beyond the seeds"
+    worse = bool(together["accuracy_high"].iloc[0] < codistilled["accuracy_low"].min())
+    verdict = "better" if is_better(together, codistilled) else "no different beyond the seeds"
     verdict = "worse" if worse else verdict
     yield Finding(
-        f"An ensemble of as many gradients, beside a model that was taught: **{verdict}**"
+        f"An ensemble with as many gradients, compared with a codistilled model: **{verdict}**"
     )
 
 

@@ -1,4 +1,4 @@
-"""Scatter plots: any two numbers of runs, and the Pareto front of accuracy and costs."""
+"""Scatter plots of runs: two parameters or metrics, and Pareto fronts of accuracy and cost."""
 
 from __future__ import annotations
 
@@ -10,29 +10,40 @@ from labkit.common.canonical_json import is_number
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.axes import SHARES, shares, text_of, title_of, word
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Entry, clock_and_network, safe_text, settings
+from labkit.figures.kit.entries import RunEntry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import Sheet, overload, sheet
 from labkit.figures.runs.speed import refusals
-from labkit.records.analysis.columns import Value, is_timed, ordered, parameters, spread, values_of
+from labkit.records.analysis.columns import (
+    Value,
+    is_timed,
+    parameters,
+    seed_range,
+    sorted_values,
+    values_of,
+)
 from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.run import Run
 
-_WIDE = 30.0  # from this ratio on an axis is logarithmic
+_WIDE = 30.0  # ratio of greatest to least value from which an axis is logarithmic
 
 
 def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
-    """Draw one number of each run over another, a marker a run, with bars over the seeds.
+    """Draw a parameter or metric over another, with a marker per run and error bars over seeds.
 
-    Args: runs: to compare; x, y: names of parameters that differ or of metrics, as in
-    `lk.frame(runs)`.
-    Raises: LabkitError where there are no runs; InvalidInput, a name that no run has.
+    Args:
+        runs: Runs to compare.
+        x, y: Names of parameters that differ, or of metrics, as in `lk.to_dataframe(runs)`.
+
+    Raises:
+        LabkitError: There are no runs.
+        InvalidInput: No run has a parameter or metric with the name x or y.
     """
     shown = settings(runs)
     all_runs = [entry.run for entry in shown]
     across, up = values_of(all_runs, x), values_of(all_runs, y)
-    given = parameters(all_runs)
+    parameter_names = parameters(all_runs)
     refused = refusals(shown) if is_timed(x) or is_timed(y) else ""
     panel = Panel(
         title="",
@@ -43,8 +54,8 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
         ),
         note=refused or f"no run has both {title_of(x)} and {title_of(y)}",
         always_note=bool(refused),
-        x_axis=_axis(x, across, x in given),
-        y_axis=_axis(y, up, y in given),
+        x_axis=_axis(x, across, x in parameter_names),
+        y_axis=_axis(y, up, y in parameter_names),
     )
     title = f"{title_of(y).capitalize()} by {title_of(x)} · {clock_and_network(shown)}"
     words = [
@@ -56,17 +67,18 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 
 
 def _table(
-    shown: Sequence[Entry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
+    shown: Sequence[RunEntry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
 ) -> pd.DataFrame:
-    """Return a row a run with both numbers: their places, and the spread over seeds."""
+    """Return a row per run that has both values: their positions and spreads over seeds."""
     rows = []
     for place, entry in enumerate(shown):
         row: dict[str, str | float] = {"run": entry.key}
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
-                # One seed has no spread: ends at the value draw no bar.
-                ends = spread(entry.run, name) or (row[axis], row[axis])
+                # Without a spread over seeds, both ends equal the value, so that no error bar is
+                # drawn.
+                ends = seed_range(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
         rows.append(row)
@@ -77,9 +89,9 @@ _COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_h
 
 
 def _place(values: Sequence[Value], value: Value) -> float:
-    """Return a number itself, or the slot of a word."""
+    """Return the position of a value: a number itself, or the index of a word."""
     if _words(values):
-        return float([repr(slot) for slot in ordered(values)].index(repr(value)))
+        return float([repr(slot) for slot in sorted_values(values)].index(repr(value)))
     return float(value or 0.0)
 
 
@@ -87,21 +99,21 @@ def _words(values: Sequence[Value]) -> bool:
     return any(isinstance(value, str | bool) for value in values)
 
 
-def _axis(name: str, values: Sequence[Value], asked: bool) -> Trace:
+def _axis(name: str, values: Sequence[Value], is_parameter: bool) -> Trace:
     if _words(values):
-        slots = ordered(values)
+        slots = sorted_values(values)
         texts = [safe_text(word(name, slot)) for slot in slots]
         return {"tickvals": list(range(len(slots))), "ticktext": texts}
     known = [value for value in values if is_number(value)]
     ticks: Trace = dict(SHARES) if name.endswith("accuracy") else {}
-    # Users chose the values of parameters and look for them on the axis.
-    if asked and len(set(known)) <= 8:
+    # A parameter with few distinct values has a tick at each value.
+    if is_parameter and len(set(known)) <= 8:
         ticks = {"tickvals": sorted(set(known))}
     wide = bool(known) and min(known) > 0 and max(known) / min(known) >= _WIDE
     return ticks | ({"type": "log"} if wide else {})
 
 
-_NAMED = 3  # so many are named in a note
+_NAMED = 3  # greatest number of runs that a note names
 _COSTS = {
     "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
@@ -111,45 +123,51 @@ _COSTS = {
 def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
 
-    Error bars span the seeds. A filled marker: no other run on its network and clock is at least as
-    good in accuracy, bytes and seconds, and better in one. A run whose equivalence gate failed has
-    no seconds. Raises LabkitError where there are no runs.
+    Error bars span the seeds. A run has a filled marker if no other run on its network and clock
+    dominates it. A run dominates another if it is at least as good in accuracy, bytes and seconds,
+    and better in one of them. A run that failed its equivalence check has no seconds.
+
+    Raises:
+        LabkitError: There are no runs.
     """
     return pareto_sheet(settings(runs)).figure()
 
 
-def pareto_sheet(shown: Sequence[Entry]) -> Sheet:
-    """Return the sheet of `pareto`, of entries."""
-    looks: dict[str, Entry] = {entry.key: entry for entry in shown}
+def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
+    """Return the sheet of `pareto` for these entries."""
+    looks: dict[str, RunEntry] = {entry.key: entry for entry in entries}
     table = spending({key: entry.run for key, entry in looks.items()})
-    # Filled by all three measures, though a panel shows two: no run looks beaten that is not.
+    # The filled markers depend on accuracy, bytes and seconds, although each panel shows only two
+    # of them.
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
-    panels = [_panel(table, looks, cost, refusals(shown)) for cost in _COSTS]
+    panels = [_panel(table, looks, cost, refusals(entries)) for cost in _COSTS]
     remarks = [
-        "filled: no run on its network is better in accuracy, bytes and seconds; bars: seeds"
+        "filled: no run on its network is better in accuracy, bytes and seconds; error bars: seeds"
     ]
     known = set(table["run"])
-    missing = [entry.label for entry in shown if entry.key not in known]
+    missing = [entry.label for entry in entries if entry.key not in known]
     remarks += [f"not completed, or without test accuracy: {', '.join(missing)}"] if missing else []
-    title = f"Accuracy × bytes × seconds · {clock_and_network(shown)}"
-    words = [f"{looks[row['run']].label}: {_said(row)}" for row in table.to_dict("records")]
-    details = [*words, refusals(shown)]
-    return Sheet([panels], shown, title, [*remarks, *overload(shown)], details, plot=280)
+    title = f"Accuracy × bytes × seconds · {clock_and_network(entries)}"
+    words = [f"{looks[row['run']].label}: {_run_in_words(row)}" for row in table.to_dict("records")]
+    details = [*words, refusals(entries)]
+    return Sheet([panels], entries, title, [*remarks, *overload(entries)], details, plot=280)
 
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     x, axis, text = _COSTS[cost]
-    # A logarithm of nothing cannot be drawn: one worker sends no bytes.
+    # Runs without bytes (of one worker) are omitted, because a logarithmic axis cannot show zero.
     drawn = table[table[f"{cost}_low"] > 0]
     hover = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
     drawn = drawn.assign(hover=hover)
     none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
     silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
     more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
-    left = f"left out, for no link carried a byte: {'; '.join(silent[:_NAMED])}{more}"
-    said_below = (refused if cost == "seconds" else left if silent else "", none)
-    note = "\n".join(part for part in said_below if part)
-    # Room for whole ticks, where all runs spend about the same.
+    not_shown = (
+        f"not shown, because no network link carried bytes: {'; '.join(silent[:_NAMED])}{more}"
+    )
+    notes = (refused if cost == "seconds" else not_shown if silent else "", none)
+    note = "\n".join(part for part in notes if part)
+    # The margin makes room for several ticks, even if all costs are about equal.
     ends = (drawn[f"{cost}_low"].min() / 2, drawn[f"{cost}_high"].max() * 2)
     return Panel(
         title=f"Accuracy by {cost} of the whole training\nline: Pareto front",
@@ -164,11 +182,11 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Return steps from the cheapest run to the best; by seconds, a front a network and clock."""
+    """Return the Pareto fronts; if the cost is seconds, one for each network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [group for _, group in links]
-    # Steps, not straight lines: between two runs nothing was measured.
+    # The front is a step line, because nothing was measured between two runs.
     line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
     look = {"name": "Pareto front", "line": line}
     return [
@@ -176,8 +194,8 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
     ]
 
 
-def _said(row: dict[str, float]) -> str:
+def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    if row["seconds"] == row["seconds"]:  # NaN is not
+    if row["seconds"] == row["seconds"]:  # False for NaN, which a run without seconds has
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

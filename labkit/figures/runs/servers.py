@@ -1,4 +1,4 @@
-"""Throughput of parameter servers and of an allreduce over the number of workers."""
+"""Throughput of parameter servers and of an allreduce by the number of workers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pandas as pd
 
 from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Entry, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, it_came, published, sentences
+from labkit.figures.kit.entries import RunEntry, clock_and_network, entries, lines, safe_text
+from labkit.figures.kit.findings import Finding, Markdown, published, reproduced_text, sentences
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
-from labkit.records.analysis.columns import spread
+from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, gate_failed
 
-_CLIFF = 1.5  # gain of doubling the workers, below which throughput has stopped to grow
+_CLIFF = 1.5  # throughput ratio when workers double, below which growth has stopped
 
 
 def server_scaling(runs: Iterable[Run] | Run) -> Figure:
-    """Draw samples a second over workers: a line a placement of weights, in a band of seeds.
+    """Draw samples per second over workers: a line per server configuration, a band of seeds.
 
-    Runs with a slow worker are left out, because their speed is not comparable.
+    Runs with a slow worker are excluded, because their speed is not comparable.
     """
-    shown = [entry for entry in entries(runs) if not entry.run.experiment.get("slow")]
+    shown = [entry for entry in entries(runs) if not entry.run.experiment.get("stragglers")]
     table = _table(shown)
     looks = lines(table["way"])
     speeds = {
@@ -35,7 +35,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
         for way, group in table.groupby("way", sort=False)
     }
     panel = Panel(
-        title="Throughput by workers\nmedian over seeds; band: their spread",
+        title="Throughput by workers\nmedian over seeds; band: range over seeds",
         x="workers",
         y="samples/s",
         traces=line_with_band(table, "workers", "rate", looks, by="way", marks=True),
@@ -60,9 +60,9 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """Return a row a pair of runs that differ in their clock: both steps in ms, and their ratio.
+    """Return a row per pair of a simulated and a measured run: step times in ms, and ratio.
 
-    Runs that failed the equivalence gate have no step time.
+    Runs that failed the equivalence check have no step time.
     """
     rows = [
         {"way": _way(virtual), "workers": virtual.experiment["workers"]}
@@ -73,114 +73,128 @@ def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.D
     return pd.DataFrame(rows).set_index("way")
 
 
-def server_reading(runs: Iterable[Run] | Run) -> Markdown:
-    """Say where the throughput of each placement stops to grow, and which published claims hold.
+def summarize_server(runs: Iterable[Run] | Run) -> Markdown:
+    """Summarize where each server configuration stops scaling, and judge published claims.
 
-    Published: one server saturates, and more servers move the cliff; co-located servers collapse
-    before separate ones (Bugliarello); a backup worker shortens the step if one worker is slow
-    (Chen 2016). The last sentence names the placement with the highest throughput.
+    Published: one parameter server saturates, and more servers saturate with more workers. The
+    throughput of servers on the workers' machines collapses before that of separate servers
+    (Bugliarello). A backup worker shortens the step if one worker is slow (Chen 2016). The last
+    sentence names the configuration with the highest throughput.
     """
-    findings = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
-    fast = [run for run in findings if not run.experiment.get("slow")]
-    by = {
+    passed = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
+    fast = [run for run in passed if not run.experiment.get("stragglers")]
+    runs_by_way = {
         way: {run.experiment["workers"]: run for run in fast if _way(run) == way}
         for way in dict.fromkeys(map(_way, fast))
     }
-    slow = [run for run in findings if run.experiment.get("slow")]
-    return sentences([*_cliffs(by), *_more(by), *_colocated(by), *_backups(slow), *_most(by)])
+    slow = [run for run in passed if run.experiment.get("stragglers")]
+    return sentences(
+        [
+            *_cliffs(runs_by_way),
+            *_more_servers(runs_by_way),
+            *_colocated_servers(runs_by_way),
+            *_backup_workers(slow),
+            *_highest_throughput(runs_by_way),
+        ]
+    )
 
 
-def _cliffs(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    for way, group in by.items():
+def _cliffs(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    for way, group in runs_by_way.items():
         if len(group) < 2:
             continue
         counts = sorted(group)
         ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
         cliff = f"no cliff up to {counts[-1]} workers"
         if ends:
-            cliff = f"doubling the workers brings less than {_CLIFF:g} × from {ends[0]} on"
+            cliff = f"doubling the workers gains less than {_CLIFF:g} × from {ends[0]} workers on"
         yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 
-def _more(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Judge whether more servers have a higher throughput on most workers."""
-    separate = [way for way in by if "server" in way and "co-located" not in way]
-    few, many = (separate[0], separate[-1]) if separate else ("", "")
-    both = sorted(set(by.get(few, {})) & set(by.get(many, {})))
-    if few == many or not both:
+def _more_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    """Judge whether more servers give a higher throughput with the greatest number of workers."""
+    separate = [way for way in runs_by_way if "server" in way and "co-located" not in way]
+    fewer_servers, more_servers = (separate[0], separate[-1]) if separate else ("", "")
+    both = sorted(set(runs_by_way.get(fewer_servers, {})) & set(runs_by_way.get(more_servers, {})))
+    if fewer_servers == more_servers or not both:
         return
     most = both[-1]
-    one, more = (_rate(by[way][most]) for way in (few, many))
-    rates = f"{many} serve {more:,.0f} samples/s, {few} {one:,.0f}: {more / one:.2f} ×"
+    one, more = (_rate(runs_by_way[way][most]) for way in (fewer_servers, more_servers))
+    rates = (
+        f"{more_servers} serve {more:,.0f} samples/s, {fewer_servers} {one:,.0f}: "
+        f"{more / one:.2f} ×"
+    )
     yield published("More servers move the cliff", f"{most} workers", more > one, rates)
 
 
-def _colocated(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Judge whether servers on the links of workers have a lower throughput."""
-    for way, group in by.items():
-        apart = by.get(way.removesuffix(", co-located"), {})
-        both = sorted(set(group) & set(apart))
+def _colocated_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    """Judge whether servers that share the links of workers have a lower throughput."""
+    for way, group in runs_by_way.items():
+        separate = runs_by_way.get(way.removesuffix(", co-located"), {})
+        both = sorted(set(group) & set(separate))
         if not way.endswith("co-located") or not both:
             continue
-        ratios = [_rate(group[n]) / _rate(apart[n]) for n in both]
+        ratios = [_rate(group[n]) / _rate(separate[n]) for n in both]
         shares = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
-        details = f"of the throughput of separate ones {way} have {shares} workers"
+        details = f"throughput relative to separate servers: {way} have {shares} workers"
         claim = "Co-located servers collapse first"
         yield published(claim, "Bugliarello", min(ratios) < 1, details)
 
 
-def _backups(slow: Sequence[Run]) -> Iterator[Finding]:
-    """Judge whether a backup worker shortens the step beside a slow worker."""
-    without = [run for run in slow if not run.experiment["strategy"].get("backups")]
-    backed = [run for run in slow if run.experiment["strategy"].get("backups")]
+def _backup_workers(slow: Sequence[Run]) -> Iterator[Finding]:
+    """Judge whether a backup worker shortens the step if one worker is slow."""
+    without = [run for run in slow if not run.experiment["strategy"].get("backup_workers")]
+    backed = [run for run in slow if run.experiment["strategy"].get("backup_workers")]
     for run in backed:
-        base = next((each for each in without if _like(each) == _like(run)), None)
+        base = next(
+            (other for other in without if _placement_key(other) == _placement_key(run)), None
+        )
         if base is None:
             continue
         ratio = _step(run) / _step(base)
-        number = run.experiment["strategy"]["backups"]
+        number = run.experiment["strategy"]["backup_workers"]
         yield Finding(
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
-            f"workers of which one is slow: {it_came(ratio < 1)}",
+            f"workers of which one is slow: {reproduced_text(ratio < 1)}",
             details=(
                 f"with {number} backup a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
-                f"samples/s that count {_rate(run):,.0f} against {_rate(base):,.0f}",
+                f"effective samples/s {_rate(run):,.0f} against {_rate(base):,.0f}",
             ),
         )
 
 
-def _most(by: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Name the placement of the highest throughput, the next, and the best with servers."""
-    most = max((n for group in by.values() for n in group), default=0)
+def _highest_throughput(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
+    """Return the finding on the fastest configuration, the next, and the fastest with servers."""
+    most = max((n for group in runs_by_way.values() for n in group), default=0)
     ranked = sorted(
-        (group[most] for group in by.values() if most in group), key=_rate, reverse=True
+        (group[most] for group in runs_by_way.values() if most in group), key=_rate, reverse=True
     )
     if len(ranked) < 2:
         return
     details = [f"next {_way(ranked[1])}, {_rate(ranked[1]):,.0f}"]
     served = next((run for run in ranked if "server" in _way(run)), None)
     if served is not None and served not in ranked[:2]:
-        details.append(f"of servers {_way(served)}, {_rate(served):,.0f}")
+        details.append(f"best with servers {_way(served)}, {_rate(served):,.0f}")
     yield _speed(
-        ranked[0], f"Most is done on {most} workers by", _way(ranked[0]), "; ".join(details)
+        ranked[0], f"Highest throughput on {most} workers", _way(ranked[0]), "; ".join(details)
     )
 
 
-def _table(shown: Sequence[Entry]) -> pd.DataFrame:
-    """Return a row a run: way, workers, rate with rate_low and rate_high over seeds."""
+def _table(shown: Sequence[RunEntry]) -> pd.DataFrame:
+    """Return a row per run: label (`way`), workers, and samples/s with the range over seeds."""
     rows = []
     for entry in shown:
         if not entry.gate_failed and entry.metrics.get("samples_per_second"):
             rate = _rate(entry.run)
-            low, high = spread(entry.run, "samples_per_second") or (rate, rate)
+            low, high = seed_range(entry.run, "samples_per_second") or (rate, rate)
             rows.append((_way(entry.run), entry.run.experiment["workers"], rate, low, high))
     columns = ["way", "workers", "rate", "rate_low", "rate_high"]
     return pd.DataFrame(rows, columns=columns).sort_values("workers", kind="stable")
 
 
 def _way(run: Run) -> str:
-    """Return `4 servers, co-located` or `AllReduce`."""
+    """Return the label of a configuration, such as `4 servers, co-located` or `AllReduce`."""
     strategy = run.experiment["strategy"]
     count = strategy.get("servers")
     if count is None:
@@ -190,19 +204,19 @@ def _way(run: Run) -> str:
     return f"{count} server{'s' * (count > 1)}{late}{place}"
 
 
-def _like(run: Run) -> tuple[str, int]:
+def _placement_key(run: Run) -> tuple[str, int]:
     return _way(run), run.experiment["workers"]
 
 
-def _speed(run: Run, what: str, who: str, details: str) -> Finding:
-    ends = spread(run, "samples_per_second")
+def _speed(run: Run, head: str, subject: str, details: str) -> Finding:
+    ends = seed_range(run, "samples_per_second")
     seeds = run.metrics.get("repeats", 1)
     text, unit = "{:,.0f}".format, " samples/s"
-    return Finding(what, who, _rate(run), ends, seeds, text, unit, details=(details,))
+    return Finding(head, subject, _rate(run), ends, seeds, text, unit, details=(details,))
 
 
 def _gain(group: dict[int, Run], few: int, many: int) -> float:
-    """Return the gain of doubling the workers, as geometric mean between two counts."""
+    """Return the throughput ratio per doubling of workers, as geometric mean between two counts."""
     return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 

@@ -1,11 +1,11 @@
-"""Speeds: samples a second, speed-up and efficiency against one worker; none for a failed gate."""
+"""Speeds of runs: samples per second, speed-up over one worker, and parallel efficiency."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from labkit.figures.kit.entries import Entry, Line, safe_text
+from labkit.figures.kit.entries import LineStyle, RunEntry, safe_text
 from labkit.figures.kit.marks import bars, line_with_band, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.records.analysis.scaling import scalings, seed_bands
@@ -13,73 +13,73 @@ from labkit.records.analysis.scaling import scalings, seed_bands
 if TYPE_CHECKING:
     import pandas as pd
 
-NO_BASELINE = "no run with workers=1 and otherwise equal parameters to compare with"
-_NAMED = 2  # so many failed gates are named in a panel; the table has all
+NO_BASELINE = "no baseline: no run has workers=1 and otherwise equal parameters"
+_NAMED = 2  # greatest number of failed equivalence checks that a panel names
 _KINDS = {
     "strong": "● strong scaling: same global batch",
     "weak": "○ weak scaling: same local batch",
 }
 
 
-def refusals(shown: Sequence[Entry]) -> str:
-    """Return a line for each run without a speed after a failed gate."""
-    failed = [entry for entry in shown if entry.gate_failed]
+def refusals(entries: Sequence[RunEntry]) -> str:
+    """Return a line for each run that has no speed, because its equivalence check failed."""
+    failed = [entry for entry in entries if entry.gate_failed]
     lines = [f"{entry.label}: {refusal(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
 
-def refusal(entry: Entry) -> str:
-    """Return the sentence in place of a speed."""
+def refusal(entry: RunEntry) -> str:
+    """Return the text that replaces the speed of a run that failed its equivalence check."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
     return f"no speed figure: equivalence gate failed{size}"
 
 
-def scalings_by_key(shown: Sequence[Entry]) -> pd.DataFrame:
-    """Return the runs against one worker, see `scalings`, by the keys of the entries."""
-    return scalings({entry.key: entry.run for entry in shown})
+def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
+    """Return the table of `scalings` (speed-ups over one worker), by the keys of the entries."""
+    return scalings({entry.key: entry.run for entry in entries})
 
 
-def throughput_panel(shown: Sequence[Entry]) -> Panel:
-    """Return a bar a run, with a whisker from slow (p90) to fast steps (p10)."""
+def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
+    """Return a panel with a bar for each run, and a whisker from slow (p90) to fast (p10) steps."""
     import pandas as pd
 
     rows = [
         {"run": entry.key, "place": place} | _speeds(entry)
-        for place, entry in enumerate(shown)
+        for place, entry in enumerate(entries)
         if entry.metrics.get("samples_per_second") is not None and not entry.gate_failed
     ]
-    looks = {entry.key: entry for entry in shown}
+    looks = {entry.key: entry for entry in entries}
     return Panel(
         title="Throughput\nwhisker: p10 to p90 of step time",
         x="",
         y="samples/s",
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],
-        note=refusals(shown) or "no speed was measured",
-        always_note=bool(refusals(shown)),
+        note=refusals(entries) or "no speed was measured",
+        always_note=bool(refusals(entries)),
         # The legend names the runs, because labels are wider than a bar.
-        x_axis={"showticklabels": False, "range": [-0.6, len(shown) - 0.4], "showgrid": False},
+        x_axis={"showticklabels": False, "range": [-0.6, len(entries) - 0.4], "showgrid": False},
         y_axis={"rangemode": "tozero"},
     )
 
 
-def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
-    """Return speed-up and efficiency: a marker a run, filled for strong scaling.
+def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
+    """Return panels of speed-up and efficiency: a marker per run, filled for strong scaling.
 
-    Lines go through the medians of seeds, in a band of their spread; the ideal is dashed.
+    Lines connect the medians of seeds, bands show their spread, and a dashed line shows the ideal.
     """
-    table = scalings_by_key(shown)
+    table = scalings_by_key(entries)
     ticks = sorted(set(table["workers"]))
     missing = "" if len(table) else NO_BASELINE
-    note = "\n".join(part for part in (refusals(shown), missing) if part)
+    note = "\n".join(part for part in (refusals(entries), missing) if part)
     return [
         Panel(
             title=f"{title}\n{_kinds(table)}",
             x="workers",
             y=unit,
-            traces=_scaling_traces(table, shown, y) if len(table) else [],
+            traces=_scaling_traces(table, entries, y) if len(table) else [],
             note=note,
-            # One panel has the note, because both stand side by side.
+            # Only the panel of speed-ups shows the note, because both panels have the same note.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},
@@ -91,10 +91,10 @@ def scaling_panels(shown: Sequence[Entry]) -> list[Panel]:
     ]
 
 
-def throughput_in_words(shown: Sequence[Entry]) -> str:
-    """Return samples a second of every run, or why it has none."""
+def throughput_in_words(entries: Sequence[RunEntry]) -> str:
+    """List the samples per second of every run, or the reason why there are none."""
     parts = []
-    for entry in shown:
+    for entry in entries:
         speed = entry.metrics.get("samples_per_second")
         if entry.gate_failed:
             parts.append(f"{entry.label}: {refusal(entry)}")
@@ -103,21 +103,22 @@ def throughput_in_words(shown: Sequence[Entry]) -> str:
     return "; ".join(parts)
 
 
-def speedup_in_words(shown: Sequence[Entry]) -> str:
-    """Return speed-up and efficiency of every run; empty without a baseline."""
-    labels = {entry.key: entry.label for entry in shown}
+def speedup_in_words(entries: Sequence[RunEntry]) -> str:
+    """List speed-up and efficiency of every run; empty without a run of one worker."""
+    labels = {entry.key: entry.label for entry in entries}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
         f"({point.kind}, efficiency {point.efficiency:.0f} %)"
-        for point in scalings_by_key(shown).itertuples()
+        for point in scalings_by_key(entries).itertuples()
         if point.workers > 1
     )
 
 
-def _speeds(entry: Entry) -> dict[str, float | str]:
+def _speeds(entry: RunEntry) -> dict[str, float | str]:
     speed, step = entry.metrics["samples_per_second"], entry.metrics.get("step_ms") or {}
     middle = step.get("median") or 0.0
-    # A step that takes longer is fewer samples a second.
+    # The 90th percentile of the step time gives the lowest speed, because longer steps process
+    # fewer samples per second.
     slow, fast = (speed * middle / step[edge] if step.get(edge) else speed for edge in _EDGES)
     return {
         "speed": speed,
@@ -130,7 +131,7 @@ def _speeds(entry: Entry) -> dict[str, float | str]:
 _EDGES = ("p90", "p10")
 
 
-def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list[Trace]:
+def _scaling_traces(table: pd.DataFrame, shown: Sequence[RunEntry], y: str) -> list[Trace]:
     looks = {entry.key: entry for entry in shown}
     unit = " %" if y == "efficiency" else ""
     hover = [
@@ -144,9 +145,9 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
     ideal = rule([1, most], [100, 100] if unit else [1, most], "dash") | {"name": "ideal"}
     bands = seed_bands(table)
     lines = {
-        line: Line(
+        line: LineStyle(
             label=f"{group['kind'].iloc[0]} scaling",
-            # A line through several runs has the colour of its first.
+            # A line through several runs has the colour of the first of them.
             color=looks[group["runs"].iloc[0][0]].color,
             dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",
@@ -159,7 +160,7 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[Entry], y: str) -> list
 
 
 def _kinds(table: pd.DataFrame) -> str:
-    """Return the meaning of markers: `● strong scaling: same global batch`."""
+    """Explain the markers: `● strong scaling: same global batch`."""
     kinds = set(table[table["workers"] > 1]["kind"])
     if len(kinds) == 2:
         return "● strong, ○ weak scaling"

@@ -1,4 +1,4 @@
-"""Accuracy under stale gradients: corrections, published results, and time to a target."""
+"""Accuracy with stale gradients: corrections, published results, time to target accuracy."""
 
 from __future__ import annotations
 
@@ -25,75 +25,76 @@ from labkit.records.analysis.spending import to_target
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 
-CHANCE = 2.0  # times the accuracy of a guess; less is near chance
+CHANCE = 2.0  # accuracies below this multiple of a random guess's accuracy count as near chance
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
-OLD = 10  # updates; gradients of so many are old
+OLD = 10  # staleness, in updates, from which gradients count as old
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over mean staleness: a line a correction, in a band of seeds."""
+    """Draw test accuracy over mean staleness: a line per staleness correction, a band of seeds."""
     shown = entries(runs)
     table = stale_table([entry.run for entry in shown])
-    looks = lines(table["remedy"])
+    looks = lines(table["staleness_correction"])
     panel = Panel(
-        title="What staleness costs\nmean over seeds; band: their spread",
-        x="updates since the weights that a gradient is of, mean",
+        title="Accuracy by staleness\nmean over seeds; band: range over seeds",
+        x="mean staleness (updates since the weights of the gradient)",
         y="test accuracy",
-        traces=line_with_band(table, "staleness", "accuracy", looks, by="remedy", marks=True),
+        traces=line_with_band(
+            table, "staleness", "accuracy", looks, by="staleness_correction", marks=True
+        ),
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
     )
     words = [
-        f"{row.remedy}, {row.staleness:.3g} updates old: {row.accuracy:.1%}"
+        f"{row.staleness_correction}, staleness {row.staleness:.3g}: {row.accuracy:.1%}"
         for row in table.itertuples()
     ]
     title = f"Accuracy by staleness · {clock_and_network(shown)}"
     return sheet([[panel]], looks.values(), title, overload(shown), words, plot=300)
 
 
-def staleness_cost_reading(runs: Sequence[Run], classes: int = 10) -> Markdown:
-    """Say whether stale gradients learn at the plain rate, and which correction helps.
+def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown:
+    """Summarize whether training with stale gradients needs a correction, and which one helps.
 
-    Published: 15- and 30-softsync of 30 learners stay near chance at α₀, and reach what synchronous
-    training reaches at α₀/τ (Zhang 2016, arXiv 1511.05950). The claim holds if no best seed of
-    theirs is below the worst seed of synchronous training, and each of its seeds has learned.
+    Published: 15- and 30-softsync with 30 learners stay near chance at the learning rate α₀. At
+    α₀/τ (τ: staleness), they reach the accuracy of synchronous training (Zhang 2016, arXiv
+    1511.05950). The claim on α₀/τ holds if the best seed of each corrected run reaches the worst
+    seed of synchronous training.
 
     Args:
-        runs: synchronous ones as the reference, and softsync ones.
-        classes: of the data: one guess in so many is right.
+        runs: Softsync runs, and synchronous runs as the reference.
+        classes: Number of classes of the data; a random guess has an accuracy of 1/classes.
     """
     table, guess = stale_table(runs), 1 / classes
-    synchronous = table[table["remedy"] == SYNCHRONOUS]
+    synchronous = table[table["staleness_correction"] == SYNCHRONOUS]
     if synchronous.empty:
-        return sentences([Finding("No run is synchronous, so none can be judged by it")])
+        return sentences([Finding("Not judged: there is no synchronous run as a reference")])
     ages = [
-        accuracy_finding(
-            row, "", row.way, f"gradients are {row.staleness:.3g} updates old on average"
-        )
+        accuracy_finding(row, "", row.way, f"mean staleness {row.staleness:.3g} updates")
         for row in table.itertuples()
     ]
     best = synchronous.loc[synchronous["accuracy_low"].idxmax()]
     if best["accuracy_low"] < CHANCE * guess:
-        where = "" if best["accuracy"] < CHANCE * guess else " with some seeds"
-        nothing = Finding(
-            f"Synchronous training itself stays near chance{where}, so none can be judged by it",
+        where = "" if best["accuracy"] < CHANCE * guess else " for some seeds"
+        unjudged = Finding(
+            f"Not judged: synchronous training itself stays near chance{where}",
             details=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
         )
-        return sentences([*ages, nothing])
+        return sentences([*ages, unjudged])
     return sentences([*ages, *_correction_claims(table, best, guess)])
 
 
 def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> Iterator[Finding]:
     old = table[table["staleness"] >= OLD]
-    plain = old[old["remedy"] == PLAIN]
+    plain = old[old["staleness_correction"] == PLAIN]
     if not plain.empty:
-        claim = "Old gradients at the plain rate stay near chance"
+        claim = "Old gradients at the uncorrected rate stay near chance"
         holds = bool((plain["accuracy"] < CHANCE * guess).all())
-        chance = f"a guess is right in {guess:.0%}"
+        chance = f"a random guess has {guess:.0%}"
         yield published(claim, "Zhang 2016", holds, list_accuracies(plain), chance)
-    corrected = old[old["remedy"] == correction_text("per_gradient")]
+    corrected = old[old["staleness_correction"] == correction_text("per_gradient")]
     if not corrected.empty:
         yield published(
-            "At α₀/τ they learn what synchronous ones do",
+            "At α₀/τ, old gradients reach the accuracy of synchronous training",
             "Zhang 2016",
             bool((corrected["accuracy_high"] >= best["accuracy_low"]).all()),
             list_accuracies(corrected),
@@ -103,92 +104,97 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
 
 
 def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row a run: way, correction, mean staleness, and the columns of accuracies."""
+    """Return a row per run: label (`way`), correction, mean staleness, and accuracy columns."""
     return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
 
 
 def _correction(run: Run) -> dict[str, Any]:
     strategy, way = run.experiment["strategy"], way_of(run)
-    # Softsync has a line a correction; any other strategy is a point with its own name.
-    remedy = correction_text(strategy.get("remedy")) if strategy.get("splits") else way
-    return {"way": way, "remedy": remedy, "staleness": float(staleness_of(run).mean())}
+    # Softsync runs form one line per correction; every other run is a point with its own label.
+    remedy = correction_text(strategy.get("staleness_correction")) if strategy.get("n") else way
+    return {
+        "way": way,
+        "staleness_correction": remedy,
+        "staleness": float(staleness_of(run).mean()),
+    }
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row a run: way, whether a worker is slow, and seconds, samples, MiB to a target.
+    """Return a row per run: label (`way`), slow worker, and cost to reach a target accuracy.
 
     Args:
-        runs: of any strategies.
-        target: accuracy on held-out rows.
+        runs: Runs of any strategies.
+        target: Target accuracy on the validation data; the costs are seconds, samples and MiB until
+            then.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
-    table.insert(1, "slow", [bool(run.experiment.get("slow")) for run in runs])
+    table.insert(1, "slow", [bool(run.experiment.get("stragglers")) for run in runs])
     table["MiB"] = table["bytes"] / 2**20
     columns = ["way", "slow", "seeds", "reached", "seconds", "seconds_low", "seconds_high"]
     return table[[*columns, "samples", "MiB"]].set_index("way")
 
 
-def time_to_target_reading(runs: Sequence[Run], target: float) -> Markdown:
-    """Say which way reaches the target first, with a slow worker and without.
+def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
+    """Name the strategy that reaches the target first, with equal workers and with a slow one.
 
-    Published: with one slow worker a stale synchronous server is between one that waits for all and
-    one that waits for nobody, in time to a given loss (Ho 2013). The claim holds if the means are
-    in that order; overlaps of the ranges over seeds are named.
+    Published: with one slow worker, stale synchronous training is between synchronous and
+    asynchronous training in time to a given loss (Ho 2013). The claim holds if the mean times are
+    in this order. The summary states whether ranges over seeds overlap.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
     first: list[str] = []
     for slow, group in table.groupby("slow"):
-        done = group[group["reached"] == group["seeds"]].sort_values("seconds")
+        complete = group[group["reached"] == group["seeds"]].sort_values("seconds")
         where = "With one slow worker" if slow else "With equal workers"
-        for row in done.itertuples():
+        for row in complete.itertuples():
             band = row.seconds_low, row.seconds_high
             findings.append(Finding(where, row.way, row.seconds, band, row.seeds, seconds_text))
         if missing := [row.way for row in group.itertuples() if row.reached < row.seeds]:
             ways = ", ".join(dict.fromkeys(missing))
-            findings.append(Finding(f"{where} {target:.0%} was not reached in all seeds by {ways}"))
+            findings.append(Finding(f"{where}, some seeds did not reach {target:.0%}: {ways}"))
         if slow:
             findings += _stale_synchronous(group)
-        if len(done):
-            first.append(f"{where.lower()} **{done['way'].iloc[0]}**")
+        if len(complete):
+            first.append(f"{where.lower()} **{complete['way'].iloc[0]}**")
     if first:
-        findings.append(Finding("First at the goal, by means over seeds", details=tuple(first)))
+        findings.append(Finding("First at the target, by means over seeds", details=tuple(first)))
     return sentences(findings)
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous servers are between the two extremes."""
+    """Judge whether stale synchronous is between synchronous and asynchronous training in time."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
         return
     ordered = [rows[way] for way in (SYNCHRONOUS, *bound, ASYNCHRONOUS)]
     claim = (
-        "Stale synchronous servers are between those that wait for all and those that wait for "
-        "nobody"
+        "Stale synchronous servers are between synchronous and asynchronous servers in "
+        "time to the target"
     )
     if missing := [row.way for row in ordered if row.reached < row.seeds]:
-        reason = f"cannot be judged, as {', '.join(missing)} did not arrive"
+        reason = f"not judged, because {', '.join(missing)} did not reach the target"
         yield Finding(f"**{claim}** (Ho 2013)", details=(reason,))
         return
     slowest, *between, quickest = ordered
     holds = all(quickest.seconds <= row.seconds <= slowest.seconds for row in between)
-    apart = all(
+    is_disjoint = all(
         quickest.seconds_high < row.seconds_low and row.seconds_high < slowest.seconds_low
         for row in between
     )
     times = [f"{seconds_text(row.seconds)} with {row.way}" for row in ordered]
-    overlap = [] if apart or not holds else ["the seeds' bands overlap"]
+    overlap = [] if is_disjoint or not holds else ["the ranges over seeds overlap"]
     yield published(claim, "Ho 2013", holds, *times, *overlap)
 
 
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row a softsync run: ages of gradients and test error, beside published values.
+    """Return a row per softsync run: staleness and test error, with the published values.
 
-    Columns: staleness, the mean, published as n; later, the share of gradients more than 2n updates
-    old; error, the mean over seeds, with its ends; of, source: what was published, where, and the
-    mark of the source in `labkit.simulate.published`.
+    `staleness` is the mean in updates, which is n in the paper. `later than 2n` is the share of
+    gradients with a staleness above 2n. `error` is the mean over seeds, with its range. `of` is the
+    published experiment, and `source` its paper, with the mark in `labkit.simulate.published`.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -196,11 +202,12 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
         strategy, way = run.experiment["strategy"], way_of(run)
         if strategy["name"] != "SoftSync":
             continue
-        splits, row = strategy["splits"], table.loc[way]
+        splits, row = strategy["n"], table.loc[way]
         matches = (
             result
             for result in SOFTSYNC
-            if result.remedy == strategy["remedy"] and splits in (result.splits or (splits,))
+            if result.remedy == strategy["staleness_correction"]
+            and splits in (result.splits or (splits,))
         )
         known = next(matches, None)
         rows[way] = {
@@ -217,76 +224,83 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("way")
 
 
-def batch_reading(runs: Sequence[Run]) -> Markdown:
-    """Say whether smaller batches make up for staleness, at α₀ over the mean staleness.
+def summarize_batch(runs: Sequence[Run]) -> Markdown:
+    """Summarize whether smaller batches compensate staleness, at rates α₀ / mean staleness.
 
-    Published: at these rates the mini-batch of a learner is what costs accuracy, so that with more
-    learners, whose gradients are older, it has to shrink (Gupta 2015, arXiv 1509.04210). The claim
-    holds if the ranges over seeds are apart.
+    Published: at such learning rates, the mini-batch of a learner determines the accuracy, so it
+    has to shrink with more learners, whose gradients are older (Gupta 2015, arXiv 1509.04210). The
+    claim holds if the ranges over seeds do not overlap.
 
     Args:
-        runs: of softsync, with several batches and several n.
+        runs: Softsync runs with several batch sizes and several values of n (staleness).
     """
-    table = _settings_table(runs, batch="batch_size").sort_values(["batch", "splits"])
+    table = _settings_table(runs, batch="batch_size").sort_values(["batch", "n"])
     findings = [
-        accuracy_finding(row, f"Batch {row.batch}, gradients {row.splits} updates old")
-        for row in table.itertuples()
+        accuracy_finding(row, f"Batch {row.batch}, staleness {row.n}") for row in table.itertuples()
     ]
     small, large = table["batch"].min(), table["batch"].max()
-    young, old = table["splits"].min(), table["splits"].max()
+    young, old = table["n"].min(), table["n"].max()
     if small < large and young < old:
-        cells = table.set_index(["batch", "splits"])
+        cells = table.set_index(["batch", "n"])
         corrected, plain = cells.loc[[(small, old)]], cells.loc[[(large, young)]]
-        # As many samples in all are more updates; their own effect stands beside the result.
+        # Smaller batches also mean more updates, so the finding also states their effect without
+        # more staleness.
         findings.append(
             published(
-                "Smaller batches make up for staleness",
+                "Smaller batches compensate staleness",
                 "Gupta 2015",
                 is_better(corrected, plain),
-                f"batch {small} with gradients {old} updates old "
-                f"{cells.accuracy[small, old]:.1%}, batch {large} with gradients {young} updates "
-                f"old {cells.accuracy[large, young]:.1%}; batch {small} with such young ones "
+                f"batch {small} with staleness {old} "
+                f"{cells.accuracy[small, old]:.1%}, batch {large} with staleness {young} "
+                f"{cells.accuracy[large, young]:.1%}; batch {small} with staleness {young} "
                 f"{cells.accuracy[small, young]:.1%}",
             )
         )
     return sentences(findings)
 
 
-def rate_reading(runs: Sequence[Run]) -> Markdown:
-    """Say at which learning rates old gradients learn as much as young ones, within the seeds.
+def summarize_rate(runs: Sequence[Run]) -> Markdown:
+    """Summarize at which learning rates training with old gradients is as accurate as with young.
 
     Args:
-        runs: of softsync, without a correction, with several rates and several n.
+        runs: Softsync runs without a staleness correction, with several learning rates and several
+            n.
     """
-    table = _settings_table(runs, rate="learning_rate").sort_values("splits", kind="stable")
-    findings, free = [], []
+    table = _settings_table(runs, rate="learning_rate").sort_values("n", kind="stable")
+    findings, equal_rates = [], []
     for rate, group in table.groupby("rate"):
         young, old = group[:1], group[-1:]
-        # A rate with one run has it once.
+        # A learning rate with a single run has only one row.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
-            what = f"At {rate:g}, gradients {row.splits} updates old"
+            what = f"At rate {rate:g}, staleness {row.n}"
             findings.append(accuracy_finding(row, what))
-        free += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
-    where = f"at {', '.join(free)}" if free else "at none of these rates"
-    claim = Finding("**Old gradients learn as much as young ones**", details=(where,))
+        equal_rates += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
+    where = f"at rate {', '.join(equal_rates)}" if equal_rates else "at none of these rates"
+    claim = Finding(
+        "**Old gradients are as accurate as young ones, within the seeds**", details=(where,)
+    )
     return sentences([*findings, claim])
 
 
-def downpour_reading(runs: Sequence[Run]) -> Markdown:
-    """Say whether Downpour with Adagrad tolerates rarer exchanges than with plain SGD.
+def summarize_downpour(runs: Sequence[Run]) -> Markdown:
+    """Summarize whether Downpour tolerates rarer exchanges with Adagrad than with plain SGD.
 
-    Each optimizer has the rate that is best for it with the most frequent exchanges; the best rate
-    with the rarest ones is named, too. Published: Downpour SGD with Adagrad is fastest with 200
-    replicas, and stable (Dean 2012). The claim holds if the ranges over seeds are apart.
+    Each optimizer is judged at the learning rate that is best for its most frequent exchanges. The
+    summary also names the best rate for the rarest exchanges. Published: Downpour SGD with Adagrad
+    is fastest with 200 replicas, and stable (Dean 2012). The claim holds if the ranges over seeds
+    do not overlap.
 
     Args:
-        runs: of Downpour, with both optimizers, several rates, and several batches to an exchange.
+        runs: Downpour runs with both optimizers, several learning rates, and several exchange
+            periods.
     """
     table = _settings_table(runs, rate="learning_rate")
     table = table.sort_values(["optimizer", "fetch_every", "rate"])
     findings = [
-        accuracy_finding(row, f"{row.optimizer} at {row.rate:g}, every {row.fetch_every} batches")
+        accuracy_finding(
+            row, f"{row.optimizer} at rate {row.rate:g}, every {row.fetch_every} batches"
+        )
         for row in table.itertuples()
     ]
     return sentences([*findings, *_adagrad_claim(table)])
@@ -301,17 +315,17 @@ def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
         rate, best = cells[often].idxmax(), cells[rarely].idxmax()
         rare[optimizer] = by_rate.loc[[(rarely, rate)]]
         texts.append(
-            f"{optimizer} at {rate:g} has {cells[often, rate]:.1%} every {often} and "
-            f"{cells[rarely, rate]:.1%} every {rarely} batches, at {best:g} there "
+            f"{optimizer} at rate {rate:g}: {cells[often, rate]:.1%} every {often} and "
+            f"{cells[rarely, rate]:.1%} every {rarely} batches; at rate {best:g} every {rarely}: "
             f"{cells[rarely, best]:.1%}"
         )
     if often < rarely and {"adagrad", "sgd"} <= set(rare):
-        claim = "Adagrad tolerates staleness that plain SGD does not"
+        claim = "Adagrad tolerates staleness that plain SGD does not tolerate"
         yield published(claim, "Dean 2012", is_better(rare["adagrad"], rare["sgd"]), *texts)
 
 
 def _settings_table(runs: Sequence[Run], **columns: str) -> pd.DataFrame:
-    """Return accuracies with the fields of the strategy and these fields of the experiment."""
+    """Return the accuracy table, with columns for fields of the strategy and the experiment."""
     return accuracy_table(
         runs,
         lambda run: (

@@ -1,4 +1,4 @@
-"""Staleness of gradients: the order of pushes and updates, histograms, and both clocks."""
+"""Staleness of gradients: update logs, histograms, and measured against simulated staleness."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
-    Entry,
-    Line,
+    LineStyle,
+    RunEntry,
     clock_and_network,
     entries,
     lines,
@@ -25,38 +25,41 @@ from labkit.figures.kit.panels import Panel, Trace, lanes_axis
 from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 
-LANE = 30  # pixels a lane
-MOST = 60  # gradients in a window; more arrows cannot be told apart
-SHADES = 5  # the last one is for this staleness and all higher ones
-# From fresh to stale: light to dark of one scale (cividis), told apart with any colour vision.
+LANE = 30  # height of the lane of a worker or server in pixels
+MOST = 60  # greatest number of drawn gradients; more arrows are indistinguishable
+SHADES = 5  # number of colours; the last colour includes all higher staleness
+# The colours from fresh (light) to stale (dark) are from cividis, distinct with any colour vision.
 COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
-ACROSS = 3  # panels side by side
-MOST_AGES = 0.95  # share of gradients that is drawn; a rank that starts late has a very old one
-PLAIN = "at α₀"
+ACROSS = 3  # number of panels in a row
+MOST_AGES = 0.95  # share of gradients within the axis; late starters have outliers
+PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 
-def interleaving(run: Run, first: int = 0, last: int | None = None) -> Figure:
-    """Draw a lane a worker and a server, and an arrow from each push to its application.
+def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
+    """Draw the update log: a lane per worker and parameter server, and an arrow per gradient.
 
-    The colour of an arrow is the staleness of its gradient: the number of updates since the weights
-    of the gradient. A dot marks the delivery, where the gradient waited for others or the server.
+    An arrow leads from the time when a worker sends a gradient to the time when a server applies
+    it. The colour shows the staleness of the gradient: the number of updates since the weights that
+    the gradient was computed with. A dot marks the delivery, after which the gradient waits for
+    other gradients or for the server.
 
     Args:
-        run: on servers, of one seed.
-        first, last: gradients to draw, in the order of their application; the default is the
-            largest legible number from the first one on.
+        run: Run with parameter servers and one seed.
+        first, last: Numbers of the first and last gradient to draw, in the order of their
+            application; default: from 0, as many as are legible.
 
     Raises:
-        LabkitError: the run has no log of updates. InvalidInput: it has no such gradients.
+        LabkitError: The run has no update log.
+        InvalidInput: The run has no gradients in this range.
     """
     shown, events = entries(run), _events(run)
     last = min(first + MOST, len(events)) - 1 if last is None else last
     if not 0 <= first <= last < len(events):
         raise InvalidInput(
-            f"first={first}, last={last} of {len(events)} gradients; give 0 <= first <= last <= "
-            f"{len(events) - 1}"
+            f"first={first}, last={last}, but there are {len(events)} gradients; "
+            f"give 0 <= first <= last <= {len(events) - 1}"
         )
     window = events.iloc[first : last + 1]
     servers = sorted(events["server"].unique())
@@ -66,16 +69,18 @@ def interleaving(run: Run, first: int = 0, last: int | None = None) -> Figure:
     least, most = 1e3 * window["sent"].min(), 1e3 * window["applied"].max()
     room = 0.02 * (most - least)
     panel = Panel(
-        title=f"Gradients {first} to {last} of {len(events)}\n↓ from departure to application; "
+        title=f"Gradients {first} to {last} of {len(events)}\n↓ from push to application; "
         "• delivered",
         x="time, ms",
         y="",
-        traces=[_arrows(group, names, kind) for kind, group in window.groupby(_shades(window))],
+        traces=[
+            _arrows(group, names, kind) for kind, group in window.groupby(_color_indices(window))
+        ],
         x_axis={"range": [least - room, most + room]},
         y_axis=lanes_axis(order),
     )
-    title = f"Interleaving, {len(workers)} workers · {clock_and_network(shown)}"
-    legend = [_shade_line(kind) for kind in sorted(set(_shades(window)))]
+    title = f"Update log, {len(workers)} workers · {clock_and_network(shown)}"
+    legend = [_color_line(kind) for kind in sorted(set(_color_indices(window)))]
     words = [f"{shown[0].label}: {_window_text(window)}"]
     figure = sheet([[panel]], legend, title, [], words, plot=LANE * len(order))
     figure.update_layout(margin={"l": 80})
@@ -83,15 +88,16 @@ def interleaving(run: Run, first: int = 0, last: int | None = None) -> Figure:
 
 
 def staleness(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the staleness of applied gradients of all seeds, a histogram a run.
+    """Draw a histogram per run of the staleness of its applied gradients, over all seeds.
 
-    Raises: LabkitError: there are no runs, or one has no interleaving.
+    Raises:
+        LabkitError: There are no runs, or a run has no update log.
     """
     shown = entries(runs)
     ages = {entry.key: staleness_of(entry.run) for entry in shown}
     panel = Panel(
         title="Staleness of applied gradients",
-        x="updates since the weights that a gradient is of",
+        x="staleness (updates since the weights of the gradient)",
         y="share of gradients",
         traces=_histogram(ages, {entry.key: entry for entry in shown}, 0.8 / len(shown)),
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
@@ -104,7 +110,7 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
 
 
 def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float) -> list[Trace]:
-    """Return the share of gradients of each age as bars, those of several names side by side."""
+    """Return bars with the share of gradients by staleness, side by side for several runs."""
     tables = []
     for place, (name, values) in enumerate(ages.items()):
         share = values.value_counts(normalize=True).sort_index()
@@ -114,18 +120,18 @@ def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float)
     return [bar | {"width": width} for bar in bars(pd.concat(tables), "at", "share", looks)]
 
 
-def staleness_reading(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
-    """Say how stale gradients were, beside those of equal workers, and what the run reached.
+def summarize_staleness(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
+    """Summarize staleness and result of each run; compare with the theory for equal workers.
 
     Args:
-        runs: runs, or runs by their names.
+        runs: Runs, or a dictionary of runs by name.
     """
     shown = entries(runs.values() if isinstance(runs, dict) else runs)
     names = list(runs) if isinstance(runs, dict) else [entry.label for entry in shown]
     return sentences(_finding(entry, name) for entry, name in zip(shown, names, strict=True))
 
 
-def _finding(entry: Entry, name: str) -> Finding:
+def _finding(entry: RunEntry, name: str) -> Finding:
     ages, workers = staleness_of(entry.run), int(entry.run.experiment["workers"])
     metrics = entry.metrics
     accuracy = metrics.get("test_accuracy")
@@ -133,52 +139,52 @@ def _finding(entry: Entry, name: str) -> Finding:
     result = (
         f"test accuracy {accuracy:.1%}" if has_accuracy else f"test loss {metrics['test_loss']:.4g}"
     )
-    spent = "no time, as its gate failed"
+    spent = "unknown time, because its equivalence gate failed"
     if not entry.gate_failed:
         spent = f"{seconds_text(metrics['train_seconds'])} of the {metrics['clock']} clock"
     return Finding(
         f"**{name}**",
         details=(
-            f"a gradient is {ages.mean():.3g} updates old on average, {ages.max():g} at most "
-            f"({workers} equal workers at one server that never wait: {workers - 1})",
+            f"staleness {ages.mean():.3g} updates on average, {ages.max():g} at most "
+            f"({workers} equal workers that never wait have {workers - 1})",
             f"{result} in {spent}",
         ),
     )
 
 
 def _events(run: Run) -> pd.DataFrame:
-    events = run.interleaving
+    events = run.update_log
     if events.empty:
-        where = "; its seeds have one each" if run.seeds else ""
+        where = "; each of its seeds has one" if run.seeds else ""
         raise LabkitError(
-            f"{run.name} has no interleaving (state: {run.status['state']}); a completed run on "
-            f"ParameterServer has one{where}"
+            f"{run.name} has no update log (state: {run.status['state']}); completed runs with "
+            f"ParameterServer have one{where}"
         )
     return events.sort_values(["applied", "server", "update"], kind="stable", ignore_index=True)
 
 
 def staleness_of(run: Run) -> pd.Series[float]:
-    """Return the staleness of each applied gradient, of all seeds."""
-    events = pd.concat([_events(each) for each in run.seeds or [run]])
+    """Return the staleness, in updates, of each applied gradient of all seeds."""
+    events = pd.concat([_events(seed_run) for seed_run in run.seeds or [run]])
     return events.loc[events["update"] >= 0, "staleness"]
 
 
-def _shades(events: pd.DataFrame) -> pd.Series[int]:
-    """Return the shade of each event: the staleness, at most the last shade; -1 if dropped."""
+def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
+    """Return each gradient's colour index: its staleness, at most `SHADES` - 1; -1 if dropped."""
     shades = events["staleness"].clip(upper=SHADES - 1).astype(int)
     return shades.where(events["update"] >= 0, -1)
 
 
-def _shade_line(kind: int) -> Line:
+def _color_line(kind: int) -> LineStyle:
     if kind < 0:
-        return Line("dropped, came too late", DROPPED, "dot", "x")
+        return LineStyle("dropped because too late", DROPPED, "dot", "x")
     name = "or more " * (kind == SHADES - 1)
-    return Line(f"staleness {kind} {name}".strip(), COLORS[kind], "solid", "triangle-down")
+    return LineStyle(f"staleness {kind} {name}".strip(), COLORS[kind], "solid", "triangle-down")
 
 
 def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
-    """Return arrows of one colour as one trace: departure, delivery, application, and a gap."""
-    look, gap = _shade_line(kind), [None] * len(group)
+    """Return arrows of one colour as one trace: sending, delivery, application, and a gap."""
+    look, gap = _color_line(kind), [None] * len(group)
     workers = [f"worker {worker}" for worker in group["worker"]]
     servers = [names[server] for server in group["server"]]
     times = [1e3 * group[column] for column in ("sent", "delivered", "applied")]
@@ -190,8 +196,8 @@ def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
         for what in (f"update {row.update:g}" if row.update >= 0 else "no update",)
     ]
     return {
-        "x": _interleaved(*times, gap),
-        "y": _interleaved(workers, servers, servers, gap),
+        "x": _interleave(*times, gap),
+        "y": _interleave(workers, servers, servers, gap),
         "mode": "lines+markers",
         "line": {"color": look.color, "dash": look.dash, "width": 1.5},
         "marker": {
@@ -200,35 +206,37 @@ def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
             "size": [0, 5, 10, 0] * len(group),
             "line": {"color": INK, "width": 0},
         },
-        "text": _interleaved(hover, hover, hover, gap),
+        "text": _interleave(hover, hover, hover, gap),
         "hovertemplate": "%{text}<extra></extra>",
         "showlegend": False,
     } | look.style
 
 
-def _interleaved(*columns: Sequence[object] | pd.Series[float]) -> list[object]:
-    """Return the first of each column, then the second of each, and so on."""
+def _interleave(*columns: Sequence[object] | pd.Series[float]) -> list[object]:
+    """Return the first value of each column, then the second value of each column, and so on."""
     return [value for row in zip(*columns, strict=True) for value in row]
 
 
 def _window_text(window: pd.DataFrame) -> str:
-    done = window[window["update"] >= 0]
-    waits = (done["applied"] - done["delivered"]).to_numpy(float)
+    applied = window[window["update"] >= 0]
+    waits = (applied["applied"] - applied["delivered"]).to_numpy(float)
     texts = [
-        f"{len(done)} gradients applied between {seconds_text(window['sent'].min())} and "
+        f"{len(applied)} gradients applied between {seconds_text(window['sent'].min())} and "
         f"{seconds_text(window['applied'].max())}",
-        f"staleness {done['staleness'].mean():.3g} on average, {done['staleness'].max():g} at most",
-        f"a gradient waits {seconds_text(float(np.mean(waits)))} at its server",
+        f"staleness {applied['staleness'].mean():.3g} on average, "
+        f"{applied['staleness'].max():g} at most",
+        f"a gradient waits {seconds_text(float(np.mean(waits)))} at its server on average",
     ]
-    late = len(window) - len(done)
+    late = len(window) - len(applied)
     return ", ".join([*texts, *([f"{late} dropped"] if late else [])])
 
 
 def staleness_by_clock(runs: Iterable[Run]) -> Figure:
-    """Draw the staleness of gradients on ranks and on the virtual clock, a panel a strategy.
+    """Draw measured and simulated (virtual clock) staleness of gradients, a panel per strategy.
 
     Args:
-        runs: of each strategy one on ranks and one on the virtual clock.
+        runs: For each strategy, one measured run (wall clock) and one simulated run (virtual
+            clock).
     """
     shown = [entry.run for entry in entries(runs)]
     looks = lines(CLOCKS.values())
@@ -240,13 +248,13 @@ def staleness_by_clock(runs: Iterable[Run]) -> Figure:
     return sheet(rows, looks.values(), title, [], words)
 
 
-def staleness_by_clock_reading(runs: Sequence[Run]) -> Markdown:
-    """Say how old the gradients of each strategy were on ranks, and on the virtual clock."""
+def summarize_staleness_by_clock(runs: Sequence[Run]) -> Markdown:
+    """Summarize the measured and the simulated (virtual clock) staleness of each strategy."""
     return sentences(_clock_findings(runs))
 
 
 def _ages_by_way(runs: Sequence[Run]) -> dict[str, dict[str, pd.Series[float]]]:
-    """Return the ages of gradients by strategy and clock."""
+    """Return the staleness of all gradients, by strategy and by clock."""
     ages: dict[str, dict[str, pd.Series[float]]] = {way_of(run): {} for run in runs}
     for run in sorted(runs, key=lambda run: CLOCKS[str(run.experiment["clock"])]):
         ages[way_of(run)][CLOCKS[str(run.experiment["clock"])]] = staleness_of(run)
@@ -256,10 +264,10 @@ def _ages_by_way(runs: Sequence[Run]) -> dict[str, dict[str, pd.Series[float]]]:
 def _clock_panel(way: str, ages: dict[str, pd.Series[float]], looks: Looks) -> Panel:
     return Panel(
         title=safe_text(way),
-        x="updates",
+        x="staleness, updates",
         y="share of gradients",
         traces=_histogram(ages, looks, 0.4),
-        x_axis={"range": [-0.6, max(each.quantile(MOST_AGES) for each in ages.values()) + 0.6]},
+        x_axis={"range": [-0.6, max(age.quantile(MOST_AGES) for age in ages.values()) + 0.6]},
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
     )
 
@@ -267,7 +275,7 @@ def _clock_panel(way: str, ages: dict[str, pd.Series[float]], looks: Looks) -> P
 def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for way, ages in _ages_by_way(runs).items():
         details = (
-            f"{clock} a gradient is {age.mean():.3g} updates old on average, 19 of 20 at most "
+            f"{clock} staleness {age.mean():.3g} updates on average, 19 of 20 gradients at most "
             f"{age.quantile(MOST_AGES, interpolation='higher'):g}"
             for clock, age in ages.items()
         )
@@ -275,25 +283,25 @@ def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def correction_text(remedy: str | None) -> str:
-    """Return the words for a staleness correction in figures."""
+    """Return the label in figures of a staleness correction, such as `at α₀/τ`."""
     texts = {
         "per_gradient": "at α₀/τ",
-        "mean": "at α₀ over the mean",
-        "momentum": "less momentum",
+        "mean": "at α₀ over the mean staleness",
+        "momentum": "reduced momentum",
         "delay_compensated": "delay-compensated",
     }
     return texts.get(str(remedy), PLAIN)
 
 
 def way_of(run: Run) -> str:
-    """Return `synchronous`, `stale synchronous, s = 2` or `softsync 4, at α₀/τ`."""
+    """Return the label of a strategy, such as `softsync 4, at α₀/τ`."""
     strategy = run.experiment["strategy"]
-    name, remedy = str(strategy["name"]), strategy.get("remedy")
-    mended = f", {correction_text(remedy)}" if remedy else ""
+    name, correction = str(strategy["name"]), strategy.get("staleness_correction")
+    suffix = f", {correction_text(correction)}" if correction else ""
     if name == "StaleSynchronous":
-        return f"stale synchronous, s = {strategy['staleness']}{mended}"
+        return f"stale synchronous, s = {strategy['staleness']}{suffix}"
     if name == "SoftSync":
-        return f"softsync {strategy['splits']}{mended}"
+        return f"softsync {strategy['n']}{suffix}"
     if name == "Downpour":
         return f"downpour, every {strategy['fetch_every']}"
     if name == "ParameterServer":

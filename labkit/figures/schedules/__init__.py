@@ -1,1 +1,1 @@
-"""Schedules of collectives and pipelines: traces, counts, costs, predictions."""
+"""Figures of collective and pipeline schedules: traces, counts, costs, predictions."""

@@ -1,4 +1,4 @@
-"""Traffic between ranks that hold parts of a model, layer by layer."""
+"""Traffic between ranks by layer, for models that are divided among ranks within layers."""
 
 from __future__ import annotations
 
@@ -17,37 +17,43 @@ from labkit.figures.kit.marks import bars, cells, fade_to, matrix_panel, rule
 from labkit.figures.kit.panels import PLOT, Panel, Trace, lanes_axis
 from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
-from labkit.schedules.grid import Crossing, Grid, Layer, check_fit, crossing, held
+from labkit.schedules.grid import Crossing, Grid, GridLayer, crossing, owned_boxes, validate_grid
 from labkit.schedules.round import Integers
 
 if TYPE_CHECKING:
     from labkit.records.run import Run
 
-Points = NDArray[np.float64]  # row and column
+Points = NDArray[np.float64]  # shape (points, 2): row and column
 
-TILES = 230  # pixels of a panel of tiles
+TILES = 230  # height of a panel of tiles in pixels
 FAINT = fade_to("213,94,0", 0.5)
-SPOKEN = 12  # the words name every message of a layer where there are no more
+SPOKEN = 12  # greatest number of messages of a layer that the alternative text lists one by one
 ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2, "bfloat16": 2}
 
 
-def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) -> Figure:
-    """Draw the tiles of each layer on a grid of machines, and the values that cross between them.
+def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None) -> Figure:
+    """Draw the tile of each machine in each layer, and the values that machines exchange.
 
-    Left, each place of the previous layer, darker if more other machines read it; thicker lines
-    carry more values. Right, values a sample from machine to machine. The gradients of the same
-    values travel back.
+    The left panel shows each position of a layer's input, darker if more other machines read the
+    position. Lines connect machines that exchange values; thicker lines carry more. The right panel
+    shows the values per sample from machine to machine. The backward pass sends the gradients of
+    these values in the opposite direction.
 
-    Args: layers: from the input to the loss, such as `experiment.planes`; grid: rows and columns of
-    machines; run: one of these layers and this grid, for its measured bytes.
-    Raises: InvalidInput, for a grid larger than the smallest layer, or a run of another strategy.
+    Args:
+        layers: Layers from the input to the loss, such as `experiment.planes`.
+        grid: Numbers of rows and columns of the grid of machines.
+        run: Run with these layers and this grid, whose measured bytes are shown; default:
+            predictions only.
+
+    Raises:
+        InvalidInput: The grid is larger than the smallest layer, or the run has another strategy.
     """
     machines = grid[0] * grid[1]
-    check_fit(grid, machines, layers)
+    validate_grid(grid, machines, layers)
     crossings = crossing(layers, grid)
     size = 4 if run is None else ITEMSIZE.get(str(run.experiment.get("precision")), 4)
     measured = [] if run is None else _measured(run, layers, machines)
-    title = f"Values that cross between {grid[0]} × {grid[1]} machines · predicted, bytes a sample"
+    title = f"Traffic between {grid[0]} × {grid[1]} machines · predicted, bytes per sample"
     if run is not None:
         title += f", and measured · {clock_and_network(entries([run]))}"
     words, rows = [], []
@@ -57,50 +63,50 @@ def grid_traffic(layers: Sequence[Layer], grid: Grid, run: Run | None = None) ->
             [_tiles(layers, grid, crossings, number, details), _matrix(crossings, number, machines)]
         )
         words.append(f"{details.replace(chr(10), ', ')}: {_messages(crossings, number)}")
-    # Every machine reads its own rows of the data set, so that the first layer needs no message.
-    remark = "the input is on all machines: nothing crosses before the first layer"
+    # Every machine has the whole input samples, so the first layer needs no messages.
+    remark = "the first layer needs no messages, because all machines hold the input"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)
     figure.update_layout(margin={"l": 40})
     return figure
 
 
-def _measured(run: Run, layers: Sequence[Layer], machines: int) -> list[tuple[float, float]]:
-    """Return bytes a sample that one replica sent before each layer, forward and backward."""
+def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tuple[float, float]]:
+    """Return measured bytes per sample before each layer of one replica: (forward, backward)."""
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
-            f"{run.name} has not metered these {len(layers) - 1} layers: give a run of "
-            "LocallyConnected, and the layers of its model"
+            f"{run.name} has no byte counts of these {len(layers) - 1} layers: give a run of "
+            "SpatialParallel, and the layers of its model"
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
-    # Names may repeat, so that the place of a layer identifies it.
-    places = table.groupby("rank").cumcount()  # rows of a rank are in the order of its layers
+    # Names of layers may repeat, so the position identifies a layer.
+    places = table.groupby("rank").cumcount()  # the rows of a rank are in the order of the layers
     sums = table.groupby(places)[["forward_bytes", "backward_bytes"]].sum() / samples
     return [(0.0, 0.0), *sums.itertuples(index=False, name=None)]
 
 
 def _summary(
-    layers: Sequence[Layer],
+    layers: Sequence[GridLayer],
     results: Crossing,
     number: int,
     size: int,
     measured: Sequence[tuple[float, float]],
 ) -> str:
-    """Return `conv to dense: 36 values cross`, and below it predicted and measured bytes."""
-    here = results.layer == number
-    forward, back = int(results.values[here].sum()), int(results.values_back[here].sum())
+    """Describe the traffic before a layer: values, and predicted and measured bytes."""
+    of_layer = results.layer == number
+    forward, back = int(results.values[of_layer].sum()), int(results.values_back[of_layer].sum())
     details = f"{layers[number - 1].name} to {layers[number].name}: "
-    details += f"{forward:,} values cross, {back:,} gradients back"
+    details += f"{forward:,} values forward, {back:,} gradients back"
     details += f"\npredicted {bytes_text(size * forward)} forward, {bytes_text(size * back)} back"
     if measured:
-        there, again = measured[number]
-        details += f"; measured {bytes_text(there)} forward, {bytes_text(again)} back"
+        sent, returned = measured[number]
+        details += f"; measured {bytes_text(sent)} forward, {bytes_text(returned)} back"
     return details
 
 
 def _messages(results: Crossing, number: int) -> str:
-    """Return `0 sends 18 values to 1, …`, or the number of messages."""
+    """List the messages before a layer, or give only their number and sizes if there are many."""
     rows = [row[1:] for row in results.rows() if row[0] == number]
     if not rows:
         return "no messages"
@@ -111,19 +117,20 @@ def _messages(results: Crossing, number: int) -> str:
 
 
 def _tiles(
-    layers: Sequence[Layer], grid: Grid, results: Crossing, number: int, details: str
+    layers: Sequence[GridLayer], grid: Grid, results: Crossing, number: int, details: str
 ) -> Panel:
-    """Return the previous layer in tiles, with machines in the middles and lines between them."""
+    """Return the panel of a layer's input: the tiles of machines, and lines between machines."""
     before = layers[number - 1]
-    strip = before.kind == "units"  # units stand in one row
+    strip = before.kind == "units"  # the units of a dense layer form a single row
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
-    # The number of machines that read a place: boxes overlap like the kernels.
+    # Count the machines that read each position. Their input boxes overlap, because convolution
+    # kernels reach across tile borders.
     readers = np.zeros((rows, columns), np.int64)
     for box in results.box[results.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
-    boxes = held(before, grid)[:, axes]
-    centers = boxes.mean(axis=2) - 0.5  # (machines, 2): row, column
+    boxes = owned_boxes(before, grid)[:, axes]
+    centers = boxes.mean(axis=2) - 0.5  # shape (machines, 2): row, column
     where = "unit %{x}" if strip else "row %{y}, column %{x}"
     heat = cells(
         readers,
@@ -156,7 +163,7 @@ def _tiles(
 
 
 def _borders(boxes: Integers) -> Trace:
-    """Return the outlines of all tiles."""
+    """Return the outlines of all tiles as one trace."""
     x: list[float | None] = []
     y: list[float | None] = []
     for (top, bottom), (left, right) in (boxes - 0.5).tolist():
@@ -166,31 +173,32 @@ def _borders(boxes: Integers) -> Trace:
 
 
 def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
-    """Return a line a pair of machines, thicker for more values between them."""
+    """Return a line for each pair of machines that exchange values, thicker for more values."""
     pairs: dict[tuple[int, int], int] = {}
     for layer, source, destination, values in results.rows():
         if layer == number:
             pair = (min(source, destination), max(source, destination))
             pairs[pair] = pairs.get(pair, 0) + values
-    # Thickness in proportion to the thickest line of this layer: layers differ by orders of
-    # magnitude.
+    # The thickness is relative to the busiest pair of machines in this layer, because layers differ
+    # by orders of magnitude.
     most = max(pairs.values(), default=1)
-    found_lines = []
+    traces = []
     for (a, b), values in pairs.items():
         path = _path(centers, a, b)
         line = {"color": PALETTE[0], "width": 1 + 4 * values / most}
         look = {"mode": "lines", "opacity": 0.8, "hoverinfo": "skip", "showlegend": False}
-        found_lines.append(look | {"x": path[:, 1], "y": path[:, 0], "line": line})
-    return found_lines
+        traces.append(look | {"x": path[:, 1], "y": path[:, 0], "line": line})
+    return traces
 
 
 def _path(centers: Points, a: int, b: int) -> Points:
-    """Return the line between two machines, (points, 2), bent around those in between."""
+    """Return a line from machine a to b, shape (points, 2), bent around machines in between."""
     along = np.linspace(0, 1, 13)[:, None]
     path: Points = centers[a] + along * (centers[b] - centers[a])
     for axis in (0, 1):
         others = np.unique(centers[:, 1 - axis])
-        # Only a line along a row or a column can pass another machine's middle.
+        # Only a line along a row or a column of the grid can cross the centre of another machine's
+        # tile.
         passed = np.count_nonzero(
             (others > path[:, 1 - axis].min()) & (others < path[:, 1 - axis].max())
         )
@@ -201,47 +209,49 @@ def _path(centers: Points, a: int, b: int) -> Points:
 
 
 def _matrix(results: Crossing, number: int, machines: int) -> Panel:
-    """Return values a sample, a row a sender and a column a receiver."""
+    """Return the panel of values per sample, with senders as rows and receivers as columns."""
     values = np.zeros((machines, machines), np.int64)
-    here = results.layer == number
-    values[results.source[here], results.destination[here]] = results.values[here]
+    of_layer = results.layer == number
+    values[results.source[of_layer], results.destination[of_layer]] = results.values[of_layer]
     names = [str(machine) for machine in range(machines)]
-    axes = "to machine (values a sample)", "from machine"
+    axes = "to machine (values per sample)", "from machine"
     letters = 12 if machines <= 9 else 8
     return matrix_panel("", names, values, "{:,}".format, "sends %{z:,} values to", axes, letters)
 
 
-LANE = 26  # pixels a layer
+LANE = 26  # height of the bars of a layer in pixels
 WAYS = ("forward", "backward")
 
 
 def layer_traffic(run: Run) -> Figure:
-    """Draw the payload bytes of each layer a step, forward and backward, of the busiest rank.
+    """Draw the payload bytes per step of each layer on the busiest rank, forward and backward.
 
-    Layers that send nothing are named below the axis.
+    A note below the axis names layers that send nothing.
 
     Args:
-        run: of a model in slices, see `Run.layers`.
+        run: Run with tensor or spatial parallelism, whose layers are divided into slices; see
+            `Run.layers`.
 
-    Raises: LabkitError, where the run has no layers in slices.
+    Raises:
+        LabkitError: No layer of the run is divided into slices.
     """
     sending, silent = _by_layer(run)
     (entry,) = entries([run])
     names = [f"{row.layer} ({row.slices})" for row in sending.itertuples()]
     drawn = lines(WAYS)
-    held, whole = _weights(run)
+    rank_bytes, whole = _weights(run)
     panel = Panel(
-        title="What a rank hands over\nof layers on several ranks, the rank that sends most",
-        x="KiB a step",
+        title="Payload of the busiest rank\nfor each layer that several ranks share",
+        x="KiB per step",
         y="",
         traces=bars(_bars(sending, names), "sent", "layer", drawn, by="way", horizontal=True),
-        note=f"Whole on every rank, nothing sent: {', '.join(silent)}" if silent else "",
+        note=f"Replicated on every rank, nothing sent: {', '.join(silent)}" if silent else "",
         always_note=bool(silent),
         x_axis={"rangemode": "tozero"},
         y_axis=lanes_axis(names) | {"automargin": True},
     )
-    title = f"Bytes a layer and step · {clock_and_network([entry])}"
-    remark = f"A rank holds {bytes_text(held)} of {bytes_text(whole)} of weights"
+    title = f"Bytes per layer and step · {clock_and_network([entry])}"
+    remark = f"a rank holds at most {bytes_text(rank_bytes)} of {bytes_text(whole)} of weights"
     words = [
         f"{name}: {bytes_text(forward)} forward, {bytes_text(backward)} backward"
         for name, forward, backward in zip(
@@ -256,37 +266,37 @@ def layer_traffic(run: Run) -> Figure:
 
 
 def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return a row a sending layer with the most of any rank, and the names of other layers."""
+    """Return a row per layer that sends (maximum over ranks), and the names of all other layers."""
     table = run.layers
     if table.empty:
-        where = "; its seeds have them" if run.seeds else ""
+        where = "; each of its seeds has them" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no layers in slices (state: {run.status['state']}); a completed run "
-            "with strategy=lk.TensorParallel(), lk.LocallyConnected(), or stages of slices "
+            "with strategy=lk.TensorParallel(), lk.SpatialParallel(), or stages of slices "
             f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
-    # The busiest rank decides when a layer is done.
+    # The busiest rank determines when a layer is complete.
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
     sends = most[columns].sum(axis=1) > 0
     return most[sends], list(most[~sends]["layer"])
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Return the most bytes of weights on a rank, and the bytes of all weights."""
-    held = run.layers.groupby("rank")["weights_bytes"].sum()
-    # Every rank lists every layer, but the whole counts once.
+    """Return the bytes of weights: the greatest on one rank, and those of the whole model."""
+    by_rank = run.layers.groupby("rank")["weights_bytes"].sum()
+    # Every rank lists every layer, so duplicates are dropped before the sum.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
-    return int(held.max()), int(whole.sum())
+    return int(by_rank.max()), int(whole.sum())
 
 
 def _bars(sending: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Return a row a layer and direction: KiB a step."""
+    """Return a row per layer and direction (forward or backward): payload in KiB per step."""
     parts = []
     for way in WAYS:
         payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]
         details = [
-            f"{safe_text(name)}, {way}: {bytes_text(a)} handed over, {bytes_text(b)} on the wire"
+            f"{safe_text(name)}, {way}: payload {bytes_text(a)}, {bytes_text(b)} on the wire"
             for name, a, b in zip(names, payload, wire, strict=True)
         ]
         layers = [safe_text(name) for name in names]

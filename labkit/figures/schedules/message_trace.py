@@ -1,4 +1,4 @@
-"""Animated message trace of a schedule: messages between ranks, and the chunks that they hold."""
+"""Animated message trace of a collective schedule: messages, and the chunks on each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.figures.kit.frames import BARE, Points, animation, arrows, legend, t
 from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.panels import Trace
 from labkit.network import Network
-from labkit.schedules import ALLREDUCE, IN_NETWORK, named
+from labkit.schedules import ALLREDUCE, IN_NETWORK, get_collective
 from labkit.schedules.holdings import (
     Holdings,
     chunk_name,
@@ -29,30 +29,31 @@ from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
 
 ADDS, REPLACES = "#D55E00", "#0072B2"
-# Of a rank's value in a chunk: not there, there, came in this round, there with all others.
+# Colours of the state of one rank's value in a chunk: absent, present, received in this round, part
+# of the full sum.
 ABSENT, THERE, NEW, COMPLETE = GRID, "#0072B2", "#D55E00", "#009E73"
 LEGEND = legend(
     [
-        ("adds", ADDS, "solid"),
-        ("replaces", REPLACES, "dash"),
-        ("a rank's value is in the chunk", THERE, "square"),
-        ("came in this round", NEW, "square"),
-        ("with all others: the sum", COMPLETE, "square"),
+        ("message that is added", ADDS, "solid"),
+        ("message that replaces", REPLACES, "dash"),
+        ("value of a rank", THERE, "square"),
+        ("received in this round", NEW, "square"),
+        ("complete sum", COMPLETE, "square"),
     ]
 )
 CAPTION, CELL, LOWEST = (
     62,
     38,
     280,
-)  # pixels: of the line above, of a rank, of all ranks at least
-CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # where the two parts stand, of the width
-LABELLED = 20  # so many arrows have room for the names of their chunks
-EDGE = 0.08  # between a chunk's strip and its border
+)  # pixels: height of the caption, of the row of a rank, and least height of all rows
+CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # x domains of the circle of ranks and of the boxes
+LABELLED = 20  # greatest number of arrows that have room for the names of their chunks
+EDGE = 0.08  # gap between the strip of a chunk and the chunk's border, in chunk widths
 ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 
 
 def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
-    """Return the traces after so many rounds; texts: the contents of chunks, [rank][chunk]."""
+    """Return the traces after `number` rounds; `texts` holds chunk contents by [rank][chunk]."""
     sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
     return [
         _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
@@ -65,18 +66,18 @@ def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str)
 
 
 def rank_circle(names: Sequence[str]) -> Trace:
-    """Return the circle of ranks and switches."""
+    """Return a circle with a name for each rank and switch."""
     circle = {"size": 26, "color": CLEAR, "line": {"color": INK, "width": 1.5}}
     return words(_place(len(names)), names, 13, mode="markers+text", marker=circle)
 
 
 def frame_layout(names: Sequence[str], chunks: int) -> Trace:
-    """Return the axes of circle, boxes and caption, with the frames of boxes."""
+    """Return axes for the circle of ranks, the buffers and the caption, and buffer outlines."""
     size = len(names)
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
     top = 1 - CAPTION / inner
-    below = (high - CELL * size) / 2 / inner  # few ranks: boxes in the middle
+    below = (high - CELL * size) / 2 / inner  # margin that centres the buffers of few ranks
     circle = BARE | {"range": [-1.3, 1.3]}
     boxes = {"showgrid": False, "fixedrange": True, "showline": False, "ticklen": 0}
     chunk_axis = axis("", **boxes, side="top", domain=BOXES, anchor="y2", range=[0, chunks])
@@ -99,7 +100,7 @@ def frame_layout(names: Sequence[str], chunks: int) -> Trace:
 
 
 def _boxes(rank: int, chunks: int) -> list[Trace]:
-    """Return a frame around the buffer of a rank, and lines between its chunks."""
+    """Return the outline of a rank's buffer, and lines between its chunks."""
     on = {"xref": "x2", "yref": "y2", "layer": "below", "y0": rank + 0.08, "y1": rank + 0.92}
     frame: Trace = {"type": "rect", "x0": 0, "x1": chunks, "line": {"color": INK, "width": 1}}
     between: Trace = {"type": "line", "line": {"color": GRID, "width": 1}}
@@ -108,27 +109,27 @@ def _boxes(rank: int, chunks: int) -> list[Trace]:
 
 
 def _place(size: int) -> Points:
-    """Return ranks around the circle, rank 0 on top, clockwise; shape (size, 2)."""
+    """Return the positions of ranks on the circle, clockwise from the top; shape (size, 2)."""
     angle = 2 * np.pi * np.arange(size) / size
     return np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
 def _curve(start: Points, stop: Points) -> Points:
-    """Return a curve between two ranks, bent to the right so that both directions show."""
-    way = stop - start
-    side = np.array([way[1], -way[0]])
+    """Return a curve between two ranks, bent to the right so that both directions are visible."""
+    direction = stop - start
+    side = np.array([direction[1], -direction[0]])
     middle = (start + stop) / 2 + 0.14 * side
-    # A quadratic Bézier curve.
+    # The curve is a quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
-    # Not under the circles of the two ranks.
+    # The curve ends before the circles of the two ranks.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
-    seen: Points = points[clear]
-    return seen
+    visible: Points = points[clear]
+    return visible
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return all messages of one kind."""
+    """Return the arrows of all messages that add to a chunk, or of all that replace a chunk."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -139,37 +140,38 @@ def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str)
 
 
 def _labels(sent: Round, size: int, chunks: int) -> Trace:
-    """Return the chunk beside each arrow, near its source, because arrows cross in the middle."""
-    # A single chunk is the whole buffer and needs no name.
+    """Return chunk names beside the arrows, near the senders, where arrows do not cross."""
+    # With one chunk, each message carries the whole buffer, so the arrows need no names.
     rows = sent.rows() if chunks > 1 and len(sent) <= LABELLED else []
     place = _place(size)
     points, texts = [], []
     for source, destination, chunk, span, _ in rows:
         curve = _curve(place[source], place[destination])
         at = int(0.25 * len(curve))
-        way = curve[min(at + 1, len(curve) - 1)] - curve[at - 1]
-        side = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
+        direction = curve[min(at + 1, len(curve) - 1)] - curve[at - 1]
+        side = np.array([direction[1], -direction[0]]) / max(float(np.hypot(*direction)), 1e-9)
         points.append(curve[at] + 0.1 * side)
         texts.append(span_name(chunk, span))
     return words(np.array(points).reshape(-1, 2), texts, 13)
 
 
 def _strip_edges(chunks: int, size: int) -> Points:
-    """Return the edges of the segments of all strips: a segment a rank, with gaps."""
+    """Return the x edges of all strips: per chunk, a segment for each rank, with gaps."""
     width = (1 - 2 * EDGE) / size
-    start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # (chunks, size)
+    start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # shape (chunks, size)
     return np.stack([start, start + 0.86 * width], axis=2).ravel()
 
 
 def _strips(holdings: Holdings, number: int) -> Trace:
-    """Return a strip under each chunk, with a segment for each rank whose value it holds."""
+    """Return a strip under each chunk, with a segment for each rank whose value is in the chunk."""
     held = holdings.held[number]
     nodes, chunks, size = held.shape
     kind = np.where(held > 0, 2, 1)
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
-    # Last, so that what has just come is seen even in a sum that is now complete.
+    # The colour of new values replaces that of complete sums, so that new values are always
+    # visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # Every other row and column is a gap: a heat map has no room of unequal size between cells.
+    # Every other row and column is empty, because the gaps of Plotly's heat maps all have one size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
@@ -183,7 +185,7 @@ def _strips(holdings: Holdings, number: int) -> Trace:
 
 
 def _words(holdings: Holdings, number: int, texts: Sequence[Sequence[str]]) -> Trace:
-    """Return the contents of each chunk, above its strip."""
+    """Return the contents of each chunk as text above its strip."""
     held = holdings.held[number]
     nodes, chunks, size = held.shape
     column, row = np.meshgrid(np.arange(chunks), np.arange(nodes))
@@ -204,7 +206,7 @@ def _words(holdings: Holdings, number: int, texts: Sequence[Sequence[str]]) -> T
 
 
 MOST_RANKS = 12
-SPOKEN = 40  # the words name every message where there are no more
+SPOKEN = 40  # greatest number of messages that the alternative text lists one by one
 
 
 def message_trace(
@@ -214,20 +216,27 @@ def message_trace(
     values: ArrayLike | None = None,
     nbytes: float = 2**20,
 ) -> Figure:
-    """Animate a schedule, a frame a round: arrows between ranks, and their chunks.
+    """Animate a collective with one frame per round: messages, and the chunks on each rank.
 
-    Rank 2 starts with a2, b2, … in its chunks; a chunk that holds a0+a2 is the sum of those of
-    ranks 0 and 2, and Σa that of all. Play, pause and a slider move through the rounds.
+    Rank 2 starts with a2, b2, … in its chunks. A chunk with a0+a2 holds the sum of the values of
+    ranks 0 and 2, and Σa is the sum over all ranks. Play, pause and a slider select the round.
 
-    Args: algorithm: a name of `labkit.schedules`, or size -> rounds; size: ranks, 2 to 12;
-    network: lay the schedule out on this network, and simulate when each round's messages are
-    delivered for a buffer of `nbytes`; values: numbers to start with in place of names, shape
-    (size, chunks).
-    Raises: InvalidInput, for another size, or values that do not fit.
+    Args:
+        algorithm: Name of a collective in `labkit.schedules`, or a function that returns the rounds
+            for a number of ranks.
+        size: Number of ranks, 2 to 12.
+        network: Network for the layout of the schedule and for the simulated times of each round;
+            default: no times.
+        values: Numbers that the ranks hold at the start, shape (size, chunks); default: names such
+            as a2.
+        nbytes: Size of the buffer in bytes for the simulation.
+
+    Raises:
+        InvalidInput: The size is out of range, or the values do not have this shape.
     """
     if not 2 <= size <= MOST_RANKS:
         raise InvalidInput(
-            f"size={size}: a message trace draws 2 to {MOST_RANKS} ranks; for more ask "
+            f"size={size}: a message trace draws 2 to {MOST_RANKS} ranks; for more ranks use "
             f"counts_table and link_utilisation"
         )
     world = Network.parse(network)
@@ -252,13 +261,13 @@ def message_trace(
         alt=_in_words(title, holdings, captions),
         table=_as_table(holdings, texts),
         step="after round ",
-        # The first round, not the start: a still picture then has arrows.
-        shown=min(1, len(states) - 1),
+        # The still picture shows the first round, because the state before it has no arrows.
+        first_frame=min(1, len(states) - 1),
     )
 
 
 def _title(name: str) -> str:
-    """Return `ring allreduce`; other collectives keep their name."""
+    """Return the name of the collective for titles, such as `ring allreduce`."""
     words = name.replace("_", " ")
     return f"{words} allreduce" if name in ALLREDUCE | IN_NETWORK else words
 
@@ -266,24 +275,24 @@ def _title(name: str) -> str:
 def _schedule(algorithm: str | Schedule, network: Network | None) -> Schedule:
     if not isinstance(algorithm, str):
         return algorithm
-    return named(algorithm) if network is None else network.schedule(algorithm)
+    return get_collective(algorithm) if network is None else network.schedule(algorithm)
 
 
 def _times(
     schedule: Schedule, size: int, nbytes: float, network: Network, rounds: int
 ) -> list[tuple[float, float]]:
-    """Return the first departure and the last delivery of each round, in s."""
+    """Return the times of the first departure and the last delivery in each round, in seconds."""
     trace = simulate(schedule, size, nbytes, network, trace=True).trace
-    assert trace is not None  # for the type checker: a trace was asked for
+    assert trace is not None  # this line is for the type checker; trace=True always returns a trace
     places = [trace.round == number for number in range(rounds)]
     return [(float(trace.start[at].min()), float(trace.delivery[at].max())) for at in places]
 
 
 def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]]]:
-    """Return the contents of chunk c of rank r after k rounds, [k][r][c]: a name, or a number."""
+    """Return the contents of chunk c of rank r after k rounds as texts, [k][r][c]."""
     _, size, chunks, _ = holdings.held.shape
     if values is None:
-        room = max(4, 76 // chunks)  # letters that fit between the edges of a chunk
+        room = max(4, 76 // chunks)  # number of letters that fit in a drawn chunk
         return [
             [[sum_name(held[r, c], c, room) for c in range(chunks)] for r in range(size)]
             for held in holdings.held
@@ -298,13 +307,13 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
 
 
 def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> list[str]:
-    """Return a line a state: the messages of the round, and its times."""
+    """Return a caption for the start and each round: number and size of messages, and times."""
     count = len(holdings.rounds)
-    lines = ["the start: every rank has its own values"]
-    for number, each in enumerate(holdings.rounds, 1):
-        plural = "message" if len(each) == 1 else "messages"
-        line = f"round {number} of {count}: {len(each)} {plural} of "
-        line += message_size(each, holdings.chunks)
+    lines = ["start: every rank has its own values"]
+    for number, messages in enumerate(holdings.rounds, 1):
+        plural = "message" if len(messages) == 1 else "messages"
+        line = f"round {number} of {count}: {len(messages)} {plural} of "
+        line += message_size(messages, holdings.chunks)
         if times is not None:
             first, last = times[number - 1]
             line += f"<br>{seconds_text(first)} to {seconds_text(last)} on the simulated clock"
@@ -313,33 +322,33 @@ def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> li
 
 
 def _in_words(title: str, holdings: Holdings, captions: Iterable[str]) -> str:
-    """Return the trace as text: rounds, messages and the end."""
+    """Return the alternative text: rounds, messages and the final state."""
     rounds, total = len(holdings.rounds), holdings.messages
     details = [f"Animated message trace. {title}: {rounds} rounds, {total} messages"]
-    for each, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
+    for messages, caption in zip(holdings.rounds, list(captions)[1:], strict=True):
         line = caption.replace("<br>", ", ")
-        details.append(f"{line}: {_messages(holdings, each)}" if total <= SPOKEN else line)
+        details.append(f"{line}: {_messages(holdings, messages)}" if total <= SPOKEN else line)
     if holdings.complete:
-        details.append("At the end every rank holds the sum of every chunk")
+        details.append("At the end, every rank holds the sum of every chunk")
     else:
         whole = int((holdings.held[-1] == 1).all(axis=2).sum())
-        held = holdings.held[-1][..., 0].size
-        details.append(f"At the end {whole} of {held} chunks on the ranks hold the whole sum")
+        chunks = holdings.held[-1][..., 0].size
+        details.append(f"At the end, {whole} of {chunks} chunks on the ranks hold the full sum")
     return ". ".join(details) + "."
 
 
-def _messages(holdings: Holdings, each: Round) -> str:
-    """Return `0 to 1 adds d, 1 to 2 adds a`."""
+def _messages(holdings: Holdings, messages: Round) -> str:
+    """List the messages of a round: `0 to 1 adds d, 1 to 2 adds a`."""
     whole, names = holdings.chunks == 1, holdings.labels
     return ", ".join(
         f"{names[source]} to {names[destination]} {'adds' if reduce else 'replaces'}"
         + ("" if whole else f" {span_name(chunk, span)}")
-        for source, destination, chunk, span, reduce in each.rows()
+        for source, destination, chunk, span, reduce in messages.rows()
     )
 
 
 def _as_table(holdings: Holdings, texts: list[list[list[str]]]) -> str:
-    sent = ["start", *(_messages(holdings, each) for each in holdings.rounds)]
+    sent = ["start", *(_messages(holdings, messages) for messages in holdings.rounds)]
     rows = [
         [str(number), details, *map("  ".join, state)]
         for number, (details, state) in enumerate(zip(sent, texts, strict=True))

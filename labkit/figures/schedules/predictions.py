@@ -1,4 +1,4 @@
-"""Predicted and measured collectives: a table, a figure, and errors in sentences."""
+"""Predicted and measured times of collectives: table, figure, and summary of errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import Line, lines
+from labkit.figures.kit.entries import LineStyle, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import curve, points, rule
 from labkit.figures.kit.panels import Panel, Trace
@@ -20,9 +20,9 @@ from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate
 from labkit.simulate.predict import Rows, measurements, model_of, prediction_table
 
-__all__ = ["measurements", "predicted_and_measured", "prediction_reading"]
+__all__ = ["measurements", "predicted_and_measured", "summarize_prediction"]
 
-Curve: TypeAlias = tuple[list[float], list[float]]  # bytes, s
+Curve: TypeAlias = tuple[list[float], list[float]]  # buffer sizes in bytes, times in seconds
 POINTS = 33
 
 
@@ -31,13 +31,17 @@ def predicted_and_measured(
 ) -> tuple[pd.DataFrame, Figure]:
     """Simulate measured collectives; return a table with errors, and a figure.
 
-    The error is predicted / measured - 1. Algorithms without a schedule ("mpi") are shown
-    as measured; rows whose results were wrong have no time.
+    The error is predicted / measured - 1. Algorithms without a schedule ("mpi") are measured only.
+    A measurement with wrong sums has no time.
 
-    Args: rows: of `labkit.bench.collectives.measure`; network: to predict with: a name, a
-    `Network`, or a `Fit` (with its γ); default: the one that the rows name; gamma: s to add one
-    byte, where `network` is no fit.
-    Raises: InvalidInput, for no rows, or rows without a network.
+    Args:
+        rows: Measurements, the result of `labkit.bench.collectives.measure`.
+        network: Network of the prediction: a name, a `Network`, or a `Fit` (which has its own γ);
+            default: the network that the measurements name.
+        gamma: Seconds that a rank needs to add one received byte; ignored if `network` is a fit.
+
+    Raises:
+        InvalidInput: There are no measurements, or they name no network and none is given.
     """
     world, gamma, source = model_of(rows, network, gamma)
     table = prediction_table(rows, world, gamma)
@@ -52,9 +56,9 @@ def predicted_and_measured(
 def _curve(
     name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
-    """Return the prediction also between measured sizes, because it is curved on log axes."""
+    """Return predicted times on a fine grid of sizes, because log-log axes show them as a curve."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
-    sizes = [float(each) for each in grid]
+    sizes = [float(value) for value in grid]
     return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
 
 
@@ -65,14 +69,14 @@ def _figure(
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
-        raise InvalidInput("all of these rows have wrong results: there is no time to draw")
-    # One size alone still gets an axis with some width.
+        raise InvalidInput("all rows have wrong results, so there are no times to draw")
+    # With the margin, the axis has a nonzero width even for a single size.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [
         Panel(
-            "Time\nmarkers: measured, whisker from least to p90; lines: predicted",
-            "size of the buffer",
+            "Time\nmarkers: measured, whisker: least to p90; lines: predicted",
+            "buffer size",
             "time of the allreduce",
             [curve(*line, looks[name], 1.5) for (name, _), line in curves.items()]
             + [_measured(line, group) for line, group in groups],
@@ -81,8 +85,8 @@ def _figure(
             link="bytes",
         ),
         Panel(
-            "Error of the prediction\npredicted / measured − 1; whisker: of least and p90",
-            "size of the buffer",
+            "Error of the prediction\npredicted / measured − 1; whisker: relative to least and p90",
+            "buffer size",
             "error, %",
             [rule(sizes_shown, [0, 0], "dash"), *(_errors(line, group) for line, group in groups)],
             x_axis=sizes,
@@ -93,17 +97,17 @@ def _figure(
     ranks = ", ".join(str(count) for count in sorted(table["workers"].unique()))
     title = f"Predicted and measured, {ranks} ranks · wall clock · network {network}"
     remark = f"prediction: {source}"
-    # Of a wrong sum no time is shown, however fast it was.
+    # The time of an allreduce with wrong sums is meaningless.
     wrong = int((~table["correct"]).sum())
     if wrong:
-        remark += f"; {wrong} rows with wrong results are left out"
-    bullets = prediction_reading(table).replace("- ", "").replace("**", "").split("\n")
-    words = [each.strip(". ") for each in bullets]
+        remark += f"; {wrong} rows with wrong results are omitted"
+    bullets = summarize_prediction(table).replace("- ", "").replace("**", "").split("\n")
+    words = [bullet.strip(". ") for bullet in bullets]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
-def _measured(look: Line, group: pd.DataFrame) -> Trace:
-    """Return times in s, from the least to the 90th percentile."""
+def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
+    """Return markers of measured times in seconds, with whiskers from least to 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -114,8 +118,8 @@ def _measured(look: Line, group: pd.DataFrame) -> Trace:
     return points(times.assign(bytes=group["bytes"], hover=details), "bytes", "time", look)
 
 
-def _errors(look: Line, group: pd.DataFrame) -> Trace:
-    """Return errors in per cent; whiskers are those of the least and the 90th percentile."""
+def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
+    """Return markers of the errors in percent; whiskers span the errors at least time and p90."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -126,35 +130,36 @@ def _errors(look: Line, group: pd.DataFrame) -> Trace:
     return points(errors, "bytes", "error", look) | through
 
 
-def prediction_reading(table: pd.DataFrame) -> Markdown:
-    """Say the error of each algorithm, and compare the slowest with the others."""
+def summarize_prediction(table: pd.DataFrame) -> Markdown:
+    """Summarize the prediction error of each algorithm, and compare the slowest with the others."""
     groups = table.groupby("algorithm", sort=False)
-    findings = [Finding(f"**{name}**", details=(_of_errors(group),)) for name, group in groups]
-    return sentences([*findings, *map(Finding, _of_slowest(table))])
+    findings = [Finding(f"**{name}**", details=(_error_text(group),)) for name, group in groups]
+    return sentences([*findings, *map(Finding, _slowest_texts(table))])
 
 
-def _of_errors(group: pd.DataFrame) -> str:
+def _error_text(group: pd.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
-        return f"{wrong} of {len(group)} rows have wrong results, so no time is given"
+        return f"no times, because {wrong} of {len(group)} rows have wrong results"
     known = group.dropna(subset="error")
     if known.empty:
-        return "not predicted, for it has no schedule of labkit's"
+        return "not predicted, because labkit has no schedule for it"
     worst = known.loc[known["error"].abs().idxmax()]
     inside = (
         (known["min_ms"] <= known["predicted_ms"]) & (known["predicted_ms"] <= known["p90_ms"])
     ).sum()
     return (
-        f"predicted within {known['error'].abs().median():.1%} (median of "
-        f"{len(known)} sizes), at worst {worst['error']:+.1%} at {bytes_text(worst['bytes'])}; "
-        f"{inside} of {len(known)} predictions lie inside the spread of the measured"
+        f"median error {known['error'].abs().median():.1%} (over "
+        f"{len(known)} sizes), largest error {worst['error']:+.1%} at "
+        f"{bytes_text(worst['bytes'])}; "
+        f"{inside} of {len(known)} predictions are within the spread of the measurements"
     )
 
 
-def _of_slowest(table: pd.DataFrame) -> list[str]:
-    """Compare the slowest with each other algorithm at the largest buffer."""
+def _slowest_texts(table: pd.DataFrame) -> list[str]:
+    """Compare the slowest algorithm with all others at the largest buffer."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
-    # Those with wrong results have no time.
+    # Algorithms with wrong sums have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")
     lines = []
     for name, row in timed[:-1].iterrows():

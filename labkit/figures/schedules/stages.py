@@ -1,4 +1,4 @@
-"""Models in pipeline stages: memory, traffic, bubbles and speed-ups of each run."""
+"""Tables and figures of pipeline-parallel runs: memory, traffic, bubbles and speed-ups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
-    Line,
+    LineStyle,
     clock_and_network,
     completed_entries,
     entries,
@@ -26,24 +26,26 @@ from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 from labkit.records.stage_rows import pipeline_row, rank_row
-from labkit.records.staged_steps import measured_pipeline, predicted_pipeline, staged
+from labkit.records.staged_steps import is_staged, measured_pipeline, predicted_pipeline
 
 __all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_table"]
 
 
 def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return a row a run and rank: time and traffic of a step, and memory by kind.
+    r"""Return a row per run and rank: time and traffic of a step, and memory by kind.
 
-    `stages` on the rank; `utilisation`: share of the steady steps' time in which it computes;
-    `step_ms`, median; `payload_bytes` and `messages` that it hands over in a step, mean;
-    `whole_bytes`: all weights of the model, which a rank holds before and after training. Of each
-    kind, weights, gradients, optimizer, activations and versions (old weights that a backward pass
-    still needs), `…_bytes` as measured, `…_predicted` from shapes and schedule, and `…_error` =
-    measured / predicted - 1; `bytes` and `bytes_predicted` of all kinds together. Peaks of kinds
-    need not come at the same moment. Values without a measurement are missing, and so are the times
-    of a run whose equivalence gate failed.
+    `stages` lists the pipeline stages on the rank. `utilisation` is the share of steady step time
+    in which the rank computes. `step_ms` is the median step time. `payload_bytes` and `messages`
+    are means per step of what the rank sends. `whole_bytes` are the weights of the whole model,
+    which a rank holds before and after training. The kinds of memory are weights, gradients,
+    optimizer, activations, and versions (old weights that a backward pass still needs). Each kind
+    has `…_bytes` (measured peak), `…_predicted` (from shapes and schedule), and `…_error` =
+    measured / predicted - 1. `bytes` and `bytes_predicted` are sums over kinds, although their
+    peaks may occur at different times. Values without a measurement are missing, and so are the
+    times of a run that failed its equivalence check.
 
-    Raises: LabkitError, where there are no runs, or one has no results.
+    Raises:
+        LabkitError: There are no runs, or a run has no results.
     """
     rows = [
         {"run": entry.label, **rank_row(entry.run, part)}
@@ -54,48 +56,54 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
-    r"""Return a row a run of a model in stages: bubbles and speed-ups, measured and in theory.
+    r"""Return a row per pipeline-parallel run: bubble and speed-up, measured and in theory.
 
-    `bubble_measured`: share of all ranks' time, from the first row of a step to its last, in which
-    they do not compute, the median of the steady steps (`_low`, `_high`: 10th and 90th
-    percentile); `bubble_simulated` with the seconds of each stage and the run's network;
-    `bubble_formula`, the method's own, of equal stages and free messages
-    (`Table.bubble_share`). `schedule_ms` and `simulated_ms`: from a step's
-    first row to its last. `speedup` over the baseline (`_low`, `_high` from p90 and p10 of the
-    step), at most `bound`: p (1 - bubble_formula), which is m p/(m + p - 1) for GPipe; for
-    delayed gradients \(3/(1 + 2/K)\), where a backward takes two forwards; of stages in `slices`
-    as many times that. `ranks` are those of one slice.
+    `bubble_measured` is the idle share of all ranks' time from the first to the last action of a
+    step. The value is the median over steady steps (`_low`, `_high`: 10th and 90th percentile).
+    `bubble_simulated` comes from a simulation with the measured seconds of each stage and the
+    network of the run. `bubble_formula` assumes equal stages and free messages
+    (`Table.bubble_share`). `schedule_ms` and `simulated_ms` are the measured and simulated times
+    from the first to the last action of a step. `speedup` is the baseline's step time over that of
+    the run (`_low`, `_high`: from the 90th and 10th percentile of the step). `bound` is the
+    greatest possible speed-up: p (1 - bubble_formula) for p stages, which is m p/(m + p - 1) for
+    GPipe with m micro-batches. For delayed gradients, `bound` is \(3/(1 + 2/K)\), if a backward
+    pass takes as long as two forward passes. For stages with `tensor_parallel_size` slices, the
+    bound is multiplied by the number of slices. `ranks` counts only the ranks of one slice.
 
     Args:
-        runs: runs of other strategies are left out.
-        baseline: one process on the same batches; default: the first of the runs with workers=1.
+        runs: Runs; the table omits runs that are not pipeline-parallel.
+        baseline: Run of one process on the same batches, the reference of the speed-ups; default:
+            the first run with workers=1.
 
-    Raises: LabkitError, where there are no runs of models in stages, or one has no results.
+    Raises:
+        LabkitError: There are no pipeline-parallel runs, or a run has no results.
     """
     shown = completed_entries(runs)
-    # The first with one worker, as a person would take it.
+    # Speed-ups refer to the first run with one worker, unless the caller names a baseline.
     base = baseline or next((e.run for e in shown if e.run.experiment["workers"] == 1), None)
     chosen = [
         entry
         for entry in shown
-        if staged(entry.run) and (base is None or entry.run.path != base.path)
+        if is_staged(entry.run) and (base is None or entry.run.path != base.path)
     ]
     if not chosen:
-        raise LabkitError("no runs of lk.Pipeline, lk.Layerwise or lk.DelayedGradients here")
+        raise LabkitError(
+            "no runs of lk.Pipeline, lk.Layerwise or lk.DelayedGradients: give at least one"
+        )
     rows = [pipeline_row(entry.run, base) for entry in chosen]
     return pd.DataFrame(rows, index=pd.Index([entry.label for entry in chosen], name="run"))
 
 
 Row = dict[str, float]
 
-GAIN = 1.05  # a smaller speed-up is noise, because steps vary by some percent
-NEAR = 0.9  # of what is possible
+GAIN = 1.05  # smaller speed-ups are noise, because step times vary by some percent
+NEAR = 0.9  # a speed-up above this share of its theoretical bound counts as reaching the bound
 
 
-def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
-    """Say the bubble and speed-up of each run, and the gain of more micro-batches.
+def summarize_pipeline(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
+    """Summarize the bubble and speed-up of each run, and the gain from more micro-batches.
 
-    Args and raises: as `pipeline_table`.
+    Arguments and exceptions are those of `pipeline_table`.
     """
     table = pipeline_table(runs, baseline)
     findings = [
@@ -104,37 +112,44 @@ def pipeline_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     for (schedule, ranks), rows in table.groupby(["schedule", "ranks"], sort=False):
         known = rows.dropna(subset=["speedup"]).sort_values("microbatches")
         if known["microbatches"].nunique() > 1:
-            findings.append(Finding(f"**{schedule}** on {ranks} ranks", details=(_growth(known),)))
+            findings.append(
+                Finding(f"**{schedule}** on {ranks} ranks", details=(_microbatch_gain(known),))
+            )
     return sentences(findings)
 
 
-def cut_reading(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
-    """Compare ways to cut a model: memory, idle time, traffic and length of a step.
+def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
+    """Compare divisions of a model over ranks: memory, idle time, traffic and step time.
 
-    Args: runs: of one model; baseline: a run of one process to compare with; default: the
-    first of the runs with workers=1.
-    Raises: as `rank_table`.
+    Args:
+        runs: Runs of one model with different strategies.
+        baseline: Run of one process to compare with; default: the first run with workers=1.
+
+    Raises:
+        LabkitError: There are no runs, or a run has no results.
     """
-    given = [runs] if isinstance(runs, Run) else list(runs)
-    table = rank_table(given)
-    # Replicas do not measure activations: the prediction replaces them, and the text says so.
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    table = rank_table(all_runs)
+    # Data-parallel runs do not measure activations, so the predicted bytes replace the measured
+    # ones. The summary states this.
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
-        # The fullest rank must fit its machine, and the slowest sets the pace; idleness is
-        # everybody's.
+        # The rank with the most memory must fit its machine, and the slowest rank determines the
+        # step time. Utilisation is a mean over ranks.
         bytes=("bytes", "max"),
         counted=("counted", "all"),
         payload=("payload_bytes", "max"),
         utilisation=("utilisation", "mean"),
         step_ms=("step_ms", "max"),
     )
-    base = baseline or next((run for run in given if run.experiment["workers"] == 1), None)
-    # The baseline's row by its place: the table keeps the order of the runs.
-    places = [number for number, run in enumerate(given) if base and run.path == base.path]
+    base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
+    # The position identifies the row of the baseline, because the table keeps the order of the
+    # runs.
+    places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
-        Finding(f"**{label}**", details=(", ".join(_cut(row, group)),))
+        Finding(f"**{label}**", details=(", ".join(_rank_details(row, group)),))
         for label, row in _rows(by_run)
     ]
     return sentences([*findings, *([Finding(_extremes(by_run))] if len(by_run) > 1 else [])])
@@ -147,43 +162,43 @@ def _rows(table: pd.DataFrame) -> Iterable[tuple[str, Row]]:
 def _bubbles(row: Row) -> Iterable[str]:
     if _known(row["bubble_measured"]):
         yield (
-            f"ranks wait {row['bubble_measured']:.0%} of a step "
+            f"measured bubble {row['bubble_measured']:.0%} of a step "
             f"({row['bubble_low']:.0%} to {row['bubble_high']:.0%})"
         )
-    yield f"the simulation with the seconds of these stages says {row['bubble_simulated']:.0%}"
+    yield f"simulated bubble with the times of these stages {row['bubble_simulated']:.0%}"
     if _known(row["bubble_formula"]):
-        yield f"the formula of equal stages {row['bubble_formula']:.0%}"
+        yield f"bubble by the formula for equal stages {row['bubble_formula']:.0%}"
     if _known(row["speedup"]) and _known(row["bound"]):
         yield f"speed-up {row['speedup']:.2f}, at most {row['bound']:.2f} by theory"
 
 
-def _growth(rows: pd.DataFrame) -> str:
+def _microbatch_gain(rows: pd.DataFrame) -> str:
     first, last = rows.iloc[0], rows.iloc[-1]
     details = (
-        f"from {first['microbatches']} to {last['microbatches']} micro-batches the speed-up goes "
-        f"from {first['speedup']:.2f} to {last['speedup']:.2f}"
+        f"from {first['microbatches']} to {last['microbatches']} micro-batches, the speed-up "
+        f"changes from {first['speedup']:.2f} to {last['speedup']:.2f}"
     )
     if first["microbatches"] == 1 and first["speedup"] < GAIN:
-        details += "; one micro-batch brings no time, for its stages wait for each other"
+        details += "; one micro-batch gives no speed-up, because stages wait for each other"
     if not _known(last["bound"]):
         return details
     share = last["speedup"] / last["bound"]
     if share >= NEAR:
-        return f"{details}; the last is {share:.0%} of what the bubble allows"
+        return f"{details}; the latter is {share:.0%} of what the bubble allows"
     return (
-        f"{details}; that is {share:.0%} of what the bubble allows: the rest goes to unequal "
-        "stages, messages, small micro-batches and what processes on one machine take from each "
-        "other"
+        f"{details}; the latter is {share:.0%} of what the bubble allows: unequal "
+        "stages, messages, small micro-batches and shared cores explain the "
+        "rest"
     )
 
 
-def _cut(row: Row, group: Row | None) -> Iterable[str]:
+def _rank_details(row: Row, group: Row | None) -> Iterable[str]:
     if _known(row["bytes"]):
-        held = f"the fullest rank keeps {bytes_text(row['bytes'])}"
+        memory = f"the rank with the most memory keeps {bytes_text(row['bytes'])}"
         if group is not None and _known(group["bytes"]):
-            held += f" ({_share(row['bytes'] / group['bytes'])} of one process)"
-        yield held if row["counted"] else f"{held}, as predicted"
-    yield f"the busiest hands over {bytes_text(row['payload'])} a step"
+            memory += f" ({_share(row['bytes'] / group['bytes'])} of one process)"
+        yield memory if row["counted"] else f"{memory}, as predicted"
+    yield f"the busiest rank sends {bytes_text(row['payload'])} per step"
     if _known(row["utilisation"]):
         yield f"ranks compute {row['utilisation']:.0%} of the time"
     if _known(row["step_ms"]):
@@ -194,7 +209,7 @@ def _cut(row: Row, group: Row | None) -> Iterable[str]:
 
 
 def _share(value: float) -> str:
-    """Return three digits, because more of a short step would be noise."""
+    """Format a ratio with three digits, because further digits are noise."""
     return f"{value:.2f}" if value < 10 else f"{value:.3g}"
 
 
@@ -206,25 +221,24 @@ def _extremes(table: pd.DataFrame) -> str:
         texts.append(f"shortest step: **{table['step_ms'].idxmin()}**")
     sending = table[table["payload"] > 0]["payload"]
     if len(sending):
-        texts.append(f"least traffic of those that send: **{sending.idxmin()}**")
+        texts.append(f"least traffic of the runs that send: **{sending.idxmin()}**")
     text = "; ".join(texts)
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def _known(value: float) -> bool:
-    return value == value  # missing values of a table are NaN, which equals nothing
+    return value == value  # a missing value is NaN, which is not equal to itself
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
-    r"""Draw speed-up over micro-batches, a point a run, with the ideal as a dashed curve.
+    r"""Draw speed-up over the number of micro-batches: a point per run, the ideal as dashed curve.
 
-    The ideal is that of p equal stages and free messages, \(\frac{m p}{m + p - 1}\): what GPipe
-    and 1F1B can reach.
-
-    Args and raises: as `pipeline_table`.
+    The ideal speed-up of m micro-batches in p equal stages with free messages is
+    \(\frac{m p}{m + p - 1}\), which bounds GPipe and 1F1B. Arguments and exceptions are those of
+    `pipeline_table`.
     """
-    given = [runs] if isinstance(runs, Run) else list(runs)
-    table = pipeline_table(given, baseline)
+    all_runs = [runs] if isinstance(runs, Run) else list(runs)
+    table = pipeline_table(all_runs, baseline)
     named = [f"{row.schedule}, {row.ranks} ranks" for row in table.itertuples()]
     looks = lines(named)
     most = int(table["microbatches"].max())
@@ -233,19 +247,19 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
         hover=[f"m = {row.microbatches}: {row.speedup:.3g}" for row in table.itertuples()]
     )
     measured = [
-        points(table[[name == each for each in named]], "microbatches", "speedup", look, size=10)
+        points(table[[name == label for label in named]], "microbatches", "speedup", look, size=10)
         for name, look in looks.items()
     ]
-    title = f"Pipeline speed-up · {clock_and_network(entries(given))}"
+    title = f"Pipeline speed-up · {clock_and_network(entries(all_runs))}"
     panel = Panel(
-        title="against one process with the same batches",
+        title="Speed-up over one process with the same batches",
         x="micro-batches",
         y="speed-up",
         traces=[*ideals, *measured],
         x_axis=counts_axis(table["microbatches"].tolist()),
         y_axis={"rangemode": "tozero"},
     )
-    legend = [*looks.values(), Line("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
+    legend = [*looks.values(), LineStyle("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
     words = [_in_words(row) for row in table.itertuples()]
     remarks = ["whiskers: slow and fast steps (p90, p10)"]
     return sheet([[panel]], legend, title, remarks, words, plot=300)
@@ -261,8 +275,9 @@ def _ideal(ranks: int, most: int) -> Trace:
 
 
 def _in_words(row: Any) -> str:
-    # A number that is not equal to itself is NaN: it was not measured, or the gate failed.
-    details = "no speed-up known" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
-    called = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
+    # A speed-up of NaN, which is not equal to itself, marks a run that was not measured or failed
+    # its equivalence check.
+    details = "speed-up unknown" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
+    label = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"
-    return f"{called}: {details}{most}"
+    return f"{label}: {details}{most}"

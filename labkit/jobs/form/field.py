@@ -1,4 +1,4 @@
-"""One parameter of a form: the widget that fits its type, its help, and its error beside it."""
+"""One parameter in the form of a notebook: an input widget, a help text and an error line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
-from labkit.jobs.parameters import Parameter, Unknown
+from labkit.jobs.parameters import NotebookParameter, Unknown
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -16,60 +16,62 @@ if TYPE_CHECKING:
 
 
 class Field:
-    """A parameter's widget, its help and its error.
+    """A parameter's input widget, help text and error line.
 
     Args:
-        parameter: as the notebook declares it.
-        changed: called after a change.
+        parameter: Parameter as the notebook declares it.
+        changed: Function that is called after each change of the value.
 
     Attributes:
-        input: takes the value.
-        widget: all of it.
+        input: Widget in which the user changes the value.
+        widget: Container of all widgets of the field.
     """
 
-    def __init__(self, parameter: Parameter, changed: Callable[[], bool]) -> None:
+    def __init__(self, parameter: NotebookParameter, changed: Callable[[], bool]) -> None:
         import ipywidgets
 
         self.parameter = parameter
         self.input = _input(parameter)
-        # As the widget has it, which may round or reshape what the notebook says.
+        # Changes are relative to the widget's value, because a widget may reformat the default.
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
-        # Escaped: a comment of the notebook is text, whatever signs it holds.
+        # The help is escaped: it is a comment of the notebook, and plain text may look like HTML.
         help = ipywidgets.HTML(f"<small>{escape(parameter.help)}</small>")
         self.widget = ipywidgets.VBox([ipywidgets.HBox([self.input, help]), self._error])
         self.input.observe(lambda _: changed(), names="value")
 
     @property
-    def given(self) -> bool:
-        """Whether it says anything else than the notebook."""
+    def is_changed(self) -> bool:
+        """Whether the value differs from the notebook's default."""
         return bool(self.input.value != self._initial)
 
     @property
     def error(self) -> str:
-        """The line beside it; empty where all is well."""
+        """The error line of the field; empty if the value is valid."""
         return self._text
 
     @error.setter
     def error(self, text: str) -> None:
         self._text = text
-        # Both signs and words: colour alone tells nothing to some.
+        # The error has a sign and words, because some users cannot see colour.
         self._error.value = f'<span role="alert">⚠ {escape(text)}</span>' if text else ""
 
     @property
     def value(self) -> JSON | Unknown:
-        """What it says, as the declared type; UNKNOWN where the notebook computes it.
+        """The value as the declared type; UNKNOWN if only the notebook's kernel can compute it.
 
         Raises:
-            InvalidInput: that is not of the type.
+            InvalidInput: The value does not have the declared type.
         """
-        return self.parameter.convert(self.input.value) if self.given else self.parameter.default
+        return (
+            self.parameter.convert(self.input.value) if self.is_changed else self.parameter.default
+        )
 
     _text = ""
 
 
-def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
-    """The widget that fits a parameter's type; of any other type text, as on a command line."""
+def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
+    """Return the widget for a parameter's type; without a special widget, a text input."""
     import ipywidgets
 
     default = parameter.default
@@ -87,41 +89,41 @@ def _input(parameter: Parameter) -> ipywidgets.DOMWidget:
         ("bool", bool): ipywidgets.Checkbox,
         ("int", int): ipywidgets.IntText,
         ("float", float): ipywidgets.FloatText,
-        # `rate: float = 1` is a float to the notebook, and an int to Python.
+        # A default may be an int although the declared type is float: `rate: float = 1`.
         ("float", int): ipywidgets.FloatText,
     }
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
-    # A text is checked when it is complete: half a list is an error at each key.
+    # A text is validated when it is complete: a partial list would show an error at each key.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)
 
 
 def _names(field: str) -> list[str]:
-    """What a field of an experiment may be called; offered, not demanded."""
+    """Return suggested values for an Experiment field with names, such as `model`."""
     from labkit.datasets import DATASETS
     from labkit.models import MODELS
     from labkit.network.model import PRESETS
     from labkit.strategies import STRATEGIES
     from labkit.strategies.validation import OPTIMIZERS
 
-    known: dict[str, Iterable[str]] = {
+    names_of_field: dict[str, Iterable[str]] = {
         "model": MODELS,
         "dataset": DATASETS,
         "strategy": STRATEGIES,
         "network": PRESETS,
         "optimizer": OPTIMIZERS,
     }
-    return list(known.get(field, ()))
+    return list(names_of_field.get(field, ()))
 
 
 def _text(value: JSON) -> str:
-    """A value as a command line gives it."""
+    """Return a value as a user would write it on a command line."""
     if isinstance(value, str):
         return value
     try:
         return "None" if value is None else json.dumps(value)
-    except TypeError:  # a set, or bytes: shown, and left to the notebook
+    except TypeError:  # JSON has no sets or bytes, so Python's form is shown
         return repr(value)

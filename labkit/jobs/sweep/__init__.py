@@ -1,1 +1,1 @@
-"""Sweeps: one notebook with many values, as jobs that survive whatever ends the sweep."""
+"""Sweeps: jobs that run one notebook with many parameter values, and that can be resumed."""

@@ -1,4 +1,4 @@
-"""Members of a sweep as a job array of Slurm's: submitted at once, and followed to their ends."""
+"""Sweep members as elements of one Slurm job array, which is submitted and monitored here."""
 
 from __future__ import annotations
 
@@ -14,125 +14,129 @@ from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
 from labkit.hosts.connection import login
-from labkit.hosts.queue import ASK_EVERY, Job, Queue
+from labkit.hosts.queue import ASK_EVERY, Queue, SlurmJob
 from labkit.jobs.elements import NEVER_BEGAN, check_ended, is_ours, numbered, open_elements, settle
 from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import Member, Plan
-from labkit.jobs.sweep.screen import Screen
+from labkit.jobs.sweep.plan import SweepMember, SweepPlan
+from labkit.jobs.sweep.progress_screen import SweepScreen
 from labkit.records import registry, store
 
-LOOK_EVERY = 1.0  # seconds between two looks at what elements have recorded
-HELD = "JobHeldUser"  # Slurm's reason
-OF_SLURM = ("slurmstepd", "srun:")
-NOT_OURS = "has ended, and no note says who submitted it; the member runs anew"
-SAID = ".slurm"  # folder of what elements say before they have a record; hidden: not searched
+LOOK_EVERY = 1.0  # seconds between two reads of the members' records
+HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user holds
+OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to the output of jobs
+NOT_OURS = "has ended, and no registry entry says who submitted it; the member runs again"
+OUTPUT_FOLDER = ".slurm"  # folder for the elements' output; hidden, so that searches skip it
 
 
 class Array:
-    """Runs members of a plan, each on an allocation of its own.
+    """A runner for the members of a sweep, each in its own Slurm allocation.
 
-    What they record is read as it is written; Slurm is asked every ASK_EVERY seconds, once for all.
+    The records of members are read every LOOK_EVERY seconds. Slurm is queried every ASK_EVERY
+    seconds, once for all members.
 
     Args:
-        plan: of the sweep.
-        folder: of the sweep, which all nodes see.
-        jobs: run so many at a time; None: as many as Slurm has nodes for.
-        options: of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; "": as much as the largest
-            member asks for.
-        screen: is told what happens.
+        plan: Plan of the sweep.
+        folder: Folder of the sweep, which all nodes must see.
+        jobs: Maximum number of sweep members that run at the same time; None: Slurm decides.
+        options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; "": the resources of
+            the largest member.
+        screen: Display for progress lines.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, jobs: int | None, options: str, screen: Screen
+        self, plan: SweepPlan, folder: Path, jobs: int | None, options: str, screen: SweepScreen
     ) -> None:
         self.plan, self.folder, self.jobs, self.options = plan, folder, jobs, options
         self.screen, self.queue = screen, Queue(login())
-        self._elements: dict[str, Member] = {}  # that have not ended, by their numbers
-        self._doubted: set[str] = set()
-        self._abreast = 1
+        self._elements: dict[str, SweepMember] = {}  # running and queued members, by element number
+        self._unconfirmed: set[str] = set()
+        self._most_running = 1
         self._cancelled = False
         self._interrupts = Interrupts(
-            lambda: screen.say("interrupted: Slurm ends the members (again: do not wait for them)")
+            lambda: screen.say("interrupted: Slurm ends the members (Ctrl-C again: do not wait)")
         )
 
-    def run(self, members: Sequence[Member]) -> bool:
-        """Run these members; whether that came to its end without being interrupted.
+    def run(self, members: Sequence[SweepMember]) -> bool:
+        """Run sweep members, and return whether the sweep ended without an interruption.
 
-        Elements that an earlier call has left in the queue are followed first.
+        Slurm elements that an earlier command left in the queue are monitored first.
         """
         with self._interrupts:
             self._find(members)
-            found = {member.folder for member in self._elements.values()}
+            found_folders = {member.folder for member in self._elements.values()}
             self._follow()
-            left = [member for member in members if member.folder not in found]
-            if left and not self._interrupts.count:
-                self._submit(left)
+            remaining = [member for member in members if member.folder not in found_folders]
+            if remaining and not self._interrupts.count:
+                self._submit(remaining)
                 self._follow()
         if not self._elements:
             registry.forget_arrays(self.folder)
         self.screen.close()
         return not self._interrupts.count
 
-    def _find(self, members: Sequence[Member]) -> None:
-        """Members that an earlier call has left in the queue; those that have ended are told so.
+    def _find(self, members: Sequence[SweepMember]) -> None:
+        """Find sweep members that an earlier command left in the queue, and record ends since then.
 
         Raises:
-            LabkitError: Slurm has not ended an element that only a record names.
+            LabkitError: A record names an unfinished element that this user did not submit.
         """
         named = {member.folder: member for member in members}
         unended = open_elements(self.folder / folder for folder in named)
-        known = numbered(self.queue.jobs(jobs=arrays(unended))) if unended else {}
+        jobs = numbered(self.queue.jobs(jobs=arrays(unended))) if unended else {}
         earlier = {
             number: named[path.name] for number, path in unended.items() if is_ours(path, number)
         }
-        # What a record names may be another job of this user's: nothing here follows or ends it.
+        # A record may name another job of this user: such a job is neither monitored nor cancelled.
         strange = {number: path for number, path in unended.items() if number not in earlier}
-        check_ended(strange, known)
+        check_ended(strange, jobs)
         for number, path in strange.items():
             self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
-        # Of a command that was killed as it submitted them: nobody would release them.
-        if held := [number for number, job in known.items() if job.waits and job.reason == HELD]:
-            self.queue.cancel(jobs=",".join(held))
+        # If a command was killed during its submission, its elements would stay on hold forever.
+        if held_elements := [
+            number for number, job in jobs.items() if job.is_pending and job.reason == HELD_REASON
+        ]:
+            self.queue.cancel(jobs=",".join(held_elements))
             self.screen.say(
-                f"{plural(len(held), 'element')} cancelled: held since a submission ended"
+                f"{plural(len(held_elements), 'element')} cancelled: held since an interrupted "
+                "submission"
             )
         for number, member in earlier.items():
-            job = known.get(number)
+            job = jobs.get(number)
             if job is None or job.has_ended:
                 settle(self.folder / member.folder, job)
-            elif number in held:
-                over = job._replace(state="CANCELLED")
-                settle(self.folder / member.folder, over, "its submission was cut short")
+            elif number in held_elements:
+                cancelled_job = job._replace(state="CANCELLED")
+                settle(self.folder / member.folder, cancelled_job, "its submission was interrupted")
             else:
                 self._elements[number] = member
         if self._elements:
-            self.screen.say(f"{plural(len(self._elements), 'member')} in Slurm's queue already")
+            self.screen.say(f"{plural(len(self._elements), 'member')} already in Slurm's queue")
 
-    def _submit(self, members: Sequence[Member]) -> None:
-        """Queue an array, held until each of its elements has a record."""
-        manifest.keep(self.folder, self.plan)
-        # Before any element can begin: they find their members by it.
+    def _submit(self, members: Sequence[SweepMember]) -> None:
+        """Submit an array on hold, write a record for each element, and release the array."""
+        manifest.save_notebook(self.folder, self.plan)
+        # The list is written before an element can start, because it tells elements their members.
         manifest.update(self.folder, elements=[member.folder for member in members])
-        make_folder(self.folder / SAID, self.folder)
+        make_folder(self.folder / OUTPUT_FOLDER, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
         element = [sys.executable, "-P", "-m", "labkit.jobs.sweep.element"]
-        modules = imports.of_notebook(self.plan.notebook)
+        modules = imports.notebook_folders(self.plan.notebook)
         number = self.queue.submit(
             [*element, str(self.folder.resolve()), modules],
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
-            f"--output={str(self.folder.resolve() / SAID).replace('%', '%%')}/%A_%a.log",
-            "--no-requeue",  # a second attempt would write over the first: --resume makes another
-            *(shlex.split(self.options) or self._room(members)),
+            f"--output={str(self.folder.resolve() / OUTPUT_FOLDER).replace('%', '%%')}/%A_%a.log",
+            "--no-requeue",  # a requeued element would overwrite its first attempt
+            *(shlex.split(self.options) or self._resource_options(members)),
             "--hold",
         )
         try:
             registry.add_array(self.folder, number)
-            for place, member in enumerate(members):
-                name = f"{number}_{place}"
+            for index, member in enumerate(members):
+                name = f"{number}_{index}"
                 self._elements[name] = member
                 manifest.queue(self.folder, self.plan, member, element=name)
             self.queue.release(number)
@@ -141,90 +145,92 @@ class Array:
             raise
         self.screen.say(f"job array {number} of {len(members)} members is in Slurm's queue")
 
-    def _room(self, members: Sequence[Member]) -> list[str]:
-        most = max(member.workers for member in members)
+    def _resource_options(self, members: Sequence[SweepMember]) -> list[str]:
+        workers = max(member.workers for member in members)
         threads = max(member.threads for member in members)
-        return [f"--ntasks={most}", f"--cpus-per-task={threads}"]
+        return [f"--ntasks={workers}", f"--cpus-per-task={threads}"]
 
     def _follow(self) -> None:
-        """Look until all elements have ended, or somebody insists."""
-        asked_at, told = -ASK_EVERY, ""
+        """Monitor all Slurm elements until they have ended, or until a second interrupt."""
+        asked_at, last_message = -ASK_EVERY, ""
         while self._elements and self._interrupts.count < 2:
             if self._interrupts.count and not self._cancelled:
                 self._cancel()
-            known: dict[str, Job] | None = None
+            jobs: dict[str, SlurmJob] | None = None
             if time.monotonic() - asked_at >= ASK_EVERY:
                 asked_at = time.monotonic()
-                known = self._asked()
-                waiting = next((job for job in (known or {}).values() if job.waits), None)
-                if waiting and (waits := waiting.told) != told:
-                    told = waits
-                    self.screen.say(told)
+                jobs = self._query_slurm()
+                waiting = next((job for job in (jobs or {}).values() if job.is_pending), None)
+                if waiting and (message := waiting.summary) != last_message:
+                    last_message = message
+                    self.screen.say(last_message)
             running = {}
             for number, member in list(self._elements.items()):
                 status = manifest.status_of(self.folder / member.folder)
                 if status.get("state") == "completed" or (
-                    known is not None and self._has_ended(number, known.get(number), status)
+                    jobs is not None and self._has_ended(number, jobs.get(number), status)
                 ):
-                    self._end(number, member, (known or {}).get(number))
+                    self._end(number, member, (jobs or {}).get(number))
                 elif status.get("state") == "running":
                     running[member.folder] = elapsed(status) or 0.0
-            self._abreast = max(self._abreast, len(running))
+            self._most_running = max(self._most_running, len(running))
             waiting_count = len(self._elements) - len(running)
-            self.screen.tick(running, self.screen.left(waiting_count, running, self._abreast))
+            self.screen.tick(
+                running, self.screen.remaining_time(waiting_count, running, self._most_running)
+            )
             if self._elements:
                 time.sleep(LOOK_EVERY)
 
-    def _asked(self) -> dict[str, Job] | None:
-        """What Slurm says of all arrays; None where it does not answer, which may pass."""
+    def _query_slurm(self) -> dict[str, SlurmJob] | None:
+        """Return Slurm's jobs of all arrays; None if Slurm does not answer at the moment."""
         try:
             return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
-            self.screen.say(f"{error}; the members go on, and are asked for again")
+            self.screen.say(f"{error}; the members continue, and Slurm is queried again")
             return None
 
-    def _has_ended(self, number: str, job: Job | None, status: store.Record) -> bool:
-        """Whether an element has, and all that it has recorded has come here.
+    def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:
+        """Return whether a Slurm element has ended and its record has arrived on this node.
 
-        A folder over a network shows some seconds late what a node has written: who ended without
-        a word is asked for once more.
+        A network file system may show a record some seconds late. Slurm is therefore queried once
+        more about an element that seems to have ended without a record.
         """
         if job is not None and not job.has_ended:
             return False
-        sure = status.get("state") in store.ENDED
+        sure = status.get("state") in store.END_STATES
         sure = sure or (job is not None and (job.cause != "" or job.reason == NEVER_BEGAN))
-        if not sure and number not in self._doubted:
-            self._doubted.add(number)
+        if not sure and number not in self._unconfirmed:
+            self._unconfirmed.add(number)
             return False
         return True
 
-    def _end(self, number: str, member: Member, job: Job | None) -> None:
+    def _end(self, number: str, member: SweepMember, job: SlurmJob | None) -> None:
         del self._elements[number]
         folder = self.folder / member.folder
         settle(folder, job, self._interrupts.why)
-        self._keep_said(self.folder / SAID / f"{number}.log", folder / LOG)
+        self._save_output(self.folder / OUTPUT_FOLDER / f"{number}.log", folder / LOG)
         status = store.read_status(folder)
-        spent = elapsed(status) or 0.0
+        seconds = elapsed(status) or 0.0
         rank = f"rank {status['rank']}: " if status["rank"] is not None else ""
         cause = f"{rank}{status['cause']}" if status["cause"] else None
-        left = self.screen.left(len(self._elements), {}, self._abreast)
-        self.screen.ended(member, status["state"], cause, spent, left)
+        remaining_text = self.screen.remaining_time(len(self._elements), {}, self._most_running)
+        self.screen.ended(member, status["state"], cause, seconds, remaining_text)
 
-    def _keep_said(self, said: Path, kept: Path) -> None:
-        """Keep what an element has said, but for Slurm's lines: they name nodes."""
-        text = read_file(said, root=self.folder) if said.exists() else b""
+    def _save_output(self, source: Path, target: Path) -> None:
+        """Save an element's output without the lines of Slurm itself, which contain node names."""
+        text = read_file(source, root=self.folder) if source.exists() else b""
         lines = text.decode(errors="replace").splitlines()
-        if own := [line for line in lines if not line.startswith(OF_SLURM)]:
-            make_folder(kept.parent, self.folder)
-            store.write_atomically(kept, scrub("\n".join(own) + "\n"))
-        said.unlink(missing_ok=True)
+        if own_lines := [line for line in lines if not line.startswith(OF_SLURM)]:
+            make_folder(target.parent, self.folder)
+            store.write_atomically(target, scrub("\n".join(own_lines) + "\n"))
+        source.unlink(missing_ok=True)
 
     def _cancel(self) -> None:
-        """Let Slurm end what is left: each cleans up if it can, within the time Slurm gives it."""
+        """Cancel the remaining Slurm elements; Slurm gives each of them some time to clean up."""
         self._cancelled = True
         self.queue.cancel(jobs=",".join(self._elements))
 
 
 def arrays(elements: Iterable[str]) -> str:
-    """The arrays of elements, as Slurm's commands take them: those of one are asked at once."""
+    """Return the distinct array numbers of Slurm elements, comma-separated for one query."""
     return ",".join(sorted({number.partition("_")[0] for number in elements}))

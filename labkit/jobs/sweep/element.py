@@ -1,4 +1,4 @@
-"""One member of a sweep, as an element of a job array of Slurm's.
+"""One member of a sweep, as an element of a Slurm job array.
 
 python -m labkit.jobs.sweep.element FOLDER MODULES
 """
@@ -15,39 +15,43 @@ from labkit.jobs import job
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 
-NOT_MINE = 2  # exit code
+NOT_MINE = 2  # exit code of an element that no member's record names
 
 
 def main(folder: Path, array: str, place: int, modules: str = "") -> int:
-    """Execute the member that stands at a place of the array; returns the exit code.
+    """Execute the sweep member at an index of a Slurm array, and return the exit code.
 
     Args:
-        folder: of the sweep.
-        array: the number of the array.
-        place: of the element.
-        modules: the folder of its notebook, whose modules can be imported.
+        folder: Folder of the sweep.
+        array: Number of the Slurm job array.
+        place: Index of the element in the job array.
+        modules: Folder of the original notebook; the notebook can import the modules in it.
     """
     number = f"{array}_{place}"
     try:
         record = store.read_json(folder / manifest.FILE)
         path = folder / Path(str(record["elements"][place])).name
         if store.read_json(path / "status.json").get("element") != number:
-            raise LabkitError("another attempt has taken its place")
+            raise LabkitError("another attempt has replaced it")
     except (LabkitError, LookupError) as error:
         print(f"labkit: element {number} has no member in {folder}: {error}", file=sys.stderr)
         return NOT_MINE
-    clusters = {"LABKIT_LAUNCHER": "slurm"}  # on the nodes of this element's allocation
-    own = {store.ELEMENT: number, "LABKIT_JOB": str(path.resolve()), imports.VARIABLE: modules}
-    os.environ |= clusters | own
-    # A job ends with who started it, by the end of its input; this one ends when Slurm says so.
+    clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this allocation
+    job_environment = {
+        store.ELEMENT: number,
+        "LABKIT_JOB": str(path.resolve()),
+        imports.VARIABLE: modules,
+    }
+    os.environ |= clusters | job_environment
+    # A job ends when its standard input closes. This pipe stays open, because Slurm ends elements.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)
-    return job.main(folder / manifest.NOTEBOOK, path, record.get("limit"), shown=False)
+    return job.main(folder / manifest.NOTEBOOK, path, record.get("limit"), show=False)
 
 
 if __name__ == "__main__":
     _, folder, modules = sys.argv
-    own = os.environ
-    place = int(own["SLURM_ARRAY_TASK_ID"])
-    sys.exit(main(Path(folder), own["SLURM_ARRAY_JOB_ID"], place, modules))
+    environment = os.environ
+    place = int(environment["SLURM_ARRAY_TASK_ID"])
+    sys.exit(main(Path(folder), environment["SLURM_ARRAY_JOB_ID"], place, modules))

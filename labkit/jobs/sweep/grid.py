@@ -1,4 +1,4 @@
-"""The combinations of a sweep: what each parameter takes, and every one of a grid or some of it."""
+"""The parameter combinations of a sweep: a full grid of all values, or a random sample."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import value_of
 
-LARGEST = 10_000  # members of a sweep, and so values of one parameter
+LARGEST = 10_000  # maximum number of members of a sweep, and of values of one parameter
 _CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Numbers between two bounds, drawn evenly, or with `log` evenly over orders of magnitude."""
+    """A uniform distribution between two bounds; with `log`, uniform in the logarithm."""
 
     low: float
     high: float
     log: bool = False
 
     def sample(self, generator: random.Random) -> float:
-        """One number, of four figures: folder names stay short, and hold the very value."""
+        """Draw a number with four significant digits, so that folder names show it exactly."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -36,24 +36,25 @@ class Draw:
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """A number between the bounds in four figures."""
-        # Rounding may step over a bound.
+        """Round a number to four significant digits, within the bounds."""
+        # Rounding alone could exceed a bound.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
-# One parameter's values in a sweep, or what to draw them from.
+# An axis: the values of one parameter in a sweep, or the distribution from which they are drawn.
 Axis: TypeAlias = "tuple[JSON, ...] | Draw"
 Combination: TypeAlias = "dict[str, JSON]"
 
 
 def from_text(name: str, text: str) -> Axis:
-    """The values of `name=a,b,c`: items between commas, `range(1,5)` as in Python, or one Draw.
+    """Return the values of `name=a,b,c`: items, `range(1,5)` as in Python, or one distribution.
 
-    Commas within brackets or quotes do not divide. Items are read by the notebook's declaration
-    later, so that `1e-3` is a number where a number is declared.
+    Commas within brackets or quotes do not separate items. The items stay texts until they are
+    converted to the type that the notebook declares, so `1e-3` becomes a number only for a declared
+    number.
 
     Raises:
-        InvalidInput: no values, brackets that do not match, a range of nothing.
+        InvalidInput: A value is missing, brackets do not match, or a range is empty.
     """
     values: list[JSON] = []
     items = _split(name, text)
@@ -64,30 +65,31 @@ def from_text(name: str, text: str) -> Axis:
                 raise InvalidInput(f"{name}={text} mixes {item} with other values; give it alone")
             return axis
         if not item:
-            raise InvalidInput(f"{name}={text} has no value at a comma; '' is the empty text")
+            raise InvalidInput(f"{name}={text} has an empty item; write '' for the empty text")
         values += axis if axis is not None else [_unquoted(item)]
     return tuple(values)
 
 
 def from_yaml(name: str, value: JSON) -> Axis:
-    """The values of an entry of a sweep file: a list's items, a text's range or Draw, or one value.
+    """Return the values of a sweep file's entry: a list, a range, a distribution, or one value.
 
     Raises:
-        InvalidInput: an empty list, a range of nothing.
+        InvalidInput: A list or a range is empty.
     """
     if isinstance(value, list):
         if not value:
-            raise InvalidInput(f"{name} has an empty list: give it a value, or leave it out")
+            raise InvalidInput(f"{name} has an empty list: give it a value, or remove it")
         return tuple(value)
     axis = _call(name, value) if isinstance(value, str) else None
     return (value,) if axis is None else axis
 
 
-def every(axes: Mapping[str, Axis]) -> list[Combination]:
-    """All combinations, the last parameter changing fastest.
+def all_combinations(axes: Mapping[str, Axis]) -> list[Combination]:
+    """Return all combinations, with the last parameter changing fastest.
 
     Raises:
-        InvalidInput: more than LARGEST, or a distribution, which has no "every".
+        InvalidInput: The grid exceeds LARGEST combinations, or a parameter is drawn from a
+            distribution, which has no full grid.
     """
     lists: dict[str, tuple[JSON, ...]] = {}
     for name, axis in axes.items():
@@ -99,57 +101,57 @@ def every(axes: Mapping[str, Axis]) -> list[Combination]:
     count = math.prod(map(len, lists.values()))
     if count > LARGEST:
         raise InvalidInput(
-            f"{count:,} combinations are more than a sweep takes ({LARGEST:,}); "
-            "leave out values, or try some of them with --random N"
+            f"{count:,} combinations exceed the maximum of a sweep ({LARGEST:,}); "
+            "remove values, or try some of them with --random N"
         )
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
-def some(axes: Mapping[str, Axis], count: int, seed: int) -> list[Combination]:
-    """Draw so many combinations at random, none twice; the same seed gives the same ones.
+def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list[Combination]:
+    """Draw distinct combinations at random; the same seed gives the same combinations.
 
     Raises:
-        InvalidInput: a count below 1, or above the number of combinations that there are.
+        InvalidInput: The count is below 1, or above the number of combinations.
     """
     if not 1 <= count <= LARGEST:
         raise InvalidInput(f"--random {count} is impossible; allowed: 1 to {LARGEST:,}")
-    drawn = any(isinstance(axis, Draw) for axis in axes.values())
-    there = math.prod(len(axis) for axis in axes.values() if not isinstance(axis, Draw))
-    if count > there and not drawn:
+    has_draws = any(isinstance(axis, Draw) for axis in axes.values())
+    grid_size = math.prod(len(axis) for axis in axes.values() if not isinstance(axis, Draw))
+    if count > grid_size and not has_draws:
         raise InvalidInput(
-            f"--random {count} asks for more than the {there:,} combinations that there are"
+            f"--random {count} asks for more than the {grid_size:,} combinations that there are"
         )
     generator = random.Random(seed)
-    if not drawn and there <= LARGEST:
-        # Drawn by place in the whole grid, and sorted: members follow each other as they do in a
-        # full sweep.
-        grid = every(axes)
-        return [grid[place] for place in sorted(generator.sample(range(there), count))]
-    found: dict[str, Combination] = {}
-    # A bound on tries: distributions over few values may not have as many different ones.
+    if not has_draws and grid_size <= LARGEST:
+        # Indices into the full grid are drawn and sorted, so members keep the order of the grid.
+        grid = all_combinations(axes)
+        return [grid[place] for place in sorted(generator.sample(range(grid_size), count))]
+    combinations: dict[str, Combination] = {}
+    # The number of tries is limited, because distributions may have too few distinct values.
     for _ in range(100 * count):
-        one = {name: _pick(axis, generator) for name, axis in axes.items()}
-        # By its text: lists and mappings among the values have no hash.
-        found.setdefault(repr(one), one)
-        if len(found) == count:
-            return list(found.values())
+        combination = {name: _pick(axis, generator) for name, axis in axes.items()}
+        # Combinations are compared by text, because lists and mappings have no hash.
+        combinations.setdefault(repr(combination), combination)
+        if len(combinations) == count:
+            return list(combinations.values())
     raise InvalidInput(
-        f"--random {count}: the distributions give {len(found)} different combinations; "
+        f"--random {count}: the distributions give {len(combinations)} different combinations; "
         "ask for fewer, or widen them"
     )
 
 
 def _call(name: str, text: str) -> Axis | None:
-    """What `range(…)`, `uniform(…)` or `loguniform(…)` stands for; None for any other text."""
+    """Return the values of `range(…)`, `uniform(…)` or `loguniform(…)`; None for other texts."""
     match = _CALL.fullmatch(text)
     if match is None:
         return None
     kind, arguments = match[1], [value_of(part.strip()) for part in match[2].split(",")]
     if kind == "range":
         return _range(name, text, arguments)
-    # Padded, so that too few arguments are refused by the same sentence as wrong ones.
-    low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]  # those absent: None
-    # Between infinities nothing can be drawn; of NaN every comparison is false.
+    # Missing arguments become None, so that they raise the same error as wrong arguments.
+    low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]  # None: missing
+
+    # Infinite bounds allow no draw; comparisons with NaN are always false.
     if rest or not (is_number(low) and is_number(high) and -math.inf < low < high < math.inf):
         raise InvalidInput(f"{name}={text}: {kind} takes two numbers, the lower one first")
     if kind == "loguniform" and low <= 0:
@@ -165,24 +167,24 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
             "range(1,5) is 1, 2, 3, 4"
         )
     if whole[2:] == [0]:
-        raise InvalidInput(f"{name}={text}: a step of 0 never arrives")
+        raise InvalidInput(f"{name}={text}: the step must not be 0")
     numbers = range(*whole)
     if not numbers:
         raise InvalidInput(f"{name}={text} is empty: range(1,5) is 1, 2, 3, 4")
-    # Not len(), which has no number for what does not fit a machine word.
+    # The length is computed, because len() fails for ranges beyond a machine word.
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
     return tuple(numbers)
 
 
 def _split(name: str, text: str) -> list[str]:
-    """Divide at the commas that stand outside of brackets and quotes."""
+    """Split a text at commas outside brackets and quotes."""
     items, start, expected, quote = [], 0, [""], ""
     for place, letter in enumerate(text):
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            quote = letter  # an apostrophe within a word is a letter
+            quote = letter  # an apostrophe within a word is not a quote
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])
         elif letter == expected[-1]:

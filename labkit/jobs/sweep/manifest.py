@@ -1,4 +1,4 @@
-"""What is kept of a sweep: sweep.json in its folder, and each member's own job beside it."""
+"""The record of a sweep: the file sweep.json, beside the job folders of the sweep's members."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from labkit.records import store
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
-    from labkit.jobs.sweep.plan import Member, Plan
+    from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
-NOTEBOOK = "notebook.ipynb"  # as all members of the last attempt execute it
-EARLIER = ".earlier"  # where what a new attempt replaces is kept; a hidden folder is not searched
-PATIENCE = 60.0  # seconds that members of a killed sweep get to end
+NOTEBOOK = "notebook.ipynb"  # the notebook's copy that all members of the last attempt execute
+EARLIER = ".earlier"  # folder for replaced attempts; hidden, so that searches skip it
+PATIENCE = 60.0  # seconds until the members of a killed sweep must end
 
 
-def create(root: Path, name: str, plan: Plan) -> Path:
-    """Make the sweep's folder `<root>/<name>`, with a number where the name is taken."""
+def create(root: Path, name: str, plan: SweepPlan) -> Path:
+    """Create the sweep's folder `<root>/<name>`; if the name exists, a number is appended."""
     folder = store.new_run_directory(root, name)
-    record: store.Record = {"notebook": store.shown_path(plan.notebook), "plan": plan.name}
-    record |= {"members": listed(plan), "search": plan.search and plan.search.to_json()}
+    record: store.Record = {"notebook": store.recorded_path(plan.notebook), "plan": plan.name}
+    record |= {"members": member_records(plan), "search": plan.search and plan.search.to_json()}
     state = {"state": "queued", "started": None, "ended": None, "jobs": None, "limit": None}
     slurm: store.Record = {"slurm": None, "elements": []}
     store.write_json(folder / FILE, record | state | slurm | store.this_process())
     return folder
 
 
-def listed(plan: Plan) -> list[store.Record]:
-    """The members as the record has them."""
+def member_records(plan: SweepPlan) -> list[store.Record]:
+    """Return folder, values and repeat of each sweep member, as stored in the sweep's record."""
     return [
         {"folder": member.folder, "values": member.values, "repeat": member.repeat}
         for member in plan.members
@@ -47,14 +47,14 @@ def listed(plan: Plan) -> list[store.Record]:
 
 
 def read(folder: Path) -> store.Record:
-    """The record; a "running" sweep whose process is gone reads as "interrupted".
+    """Return a sweep's record; the state of a sweep whose process is dead becomes "interrupted".
 
     Raises:
-        LabkitError: missing, broken or newer; one line.
+        LabkitError: The record is missing, damaged or from a newer version.
     """
-    # Records written before a sweep had these fields lack them.
-    known: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
-    record = known | store.read_json(folder / FILE)
+    # Records of older labkit versions lack these fields.
+    defaults: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
+    record = defaults | store.read_json(folder / FILE)
     members = record.get("members")
     if record.get("state") not in store.STATES or not isinstance(members, list):
         raise LabkitError(f"{folder.name}/{FILE} is not the record of a sweep")
@@ -66,38 +66,37 @@ def read(folder: Path) -> store.Record:
 
 
 def update(folder: Path, **fields: JSON) -> None:
-    """Change fields of the record, and say that this process did so."""
+    """Change fields of a sweep's record, and store the identity of this process."""
     store.write_json(folder / FILE, store.read_json(folder / FILE) | store.this_process() | fields)
 
 
-def newest(root: Path, plan: Plan) -> Path | None:
-    """The folder of the last sweep that asked for the same."""
-    found = []
+def newest(root: Path, plan: SweepPlan) -> Path | None:
+    """Return the folder of the newest sweep with the same plan."""
+    candidates = []
     for path in root.glob(f"*/{FILE}"):
         try:
             record = read(path.parent)
-        except LabkitError:  # `labkit ls` says what is wrong with it
+        except LabkitError:  # `labkit ls` reports the damaged record
             continue
-        # A sweep that a link leads to is another folder's: it is named to be resumed.
+        # A symbolic link leads to a sweep in another folder; a user must name it to resume it.
         if record.get("plan") == plan.name and not path.parent.is_symlink():
-            found.append((str(record.get("started") or ""), path.parent))
-    # By the time of its start, for folders' numbers say nothing once one was removed.
-    return max(found)[1] if found else None
+            candidates.append((str(record.get("started") or ""), path.parent))
+    # The newest sweep is found by start time, because numbers of removed folders are reused.
+    return max(candidates)[1] if candidates else None
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Be the one process that runs this sweep's members.
+    """Hold the lock that makes this process the only one to run a sweep's members.
 
-    The lock is on the folder. Forked members inherit it, so that it is held as long as one of them
-    lives, whatever has become of the sweep.
+    Forked members inherit the lock on the folder. The lock is therefore held as long as any member
+    runs, even if the sweep's process is dead.
 
     Raises:
-        LabkitError: another process runs it, or a member of a killed one does not end; or in the
-            folder is a link, or what else is neither file nor folder.
+        LabkitError: Another process runs the sweep, a member of a killed sweep does not end, or the
+            folder contains a link or a special file.
     """
-    # Not on sweep.json: each write of it is a new file under the old name, which no lock would
-    # hold.
+    # The lock is not on sweep.json, because each write replaces that file and would lose the lock.
     descriptor = os.open(folder, os.O_RDONLY)
     begin = time.monotonic()
     try:
@@ -109,7 +108,7 @@ def owned(folder: Path) -> Iterator[None]:
                 )
             if time.monotonic() - begin > PATIENCE:
                 raise LabkitError(
-                    f"{folder.name}: a member of the sweep that was killed is still running; "
+                    f"{folder.name}: a member of the killed sweep is still running; "
                     "`labkit stop` ends it"
                 )
             time.sleep(0.1)
@@ -119,59 +118,68 @@ def owned(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_done(folder: Path, plan: Plan, member: Member) -> bool:
-    """Whether the member completed, from this notebook, these values and this labkit."""
+def is_done(folder: Path, plan: SweepPlan, member: SweepMember) -> bool:
+    """Return whether a sweep member completed with the plan's code and values and this labkit."""
     status = status_of(folder / member.folder)
     return status.get("state") == "completed" and status.get("content") == plan.content(member)
 
 
-def queue(folder: Path, plan: Plan, member: Member, **fields: JSON) -> Path:
-    """Make the member's job, whole or not at all; an earlier attempt is kept in EARLIER.
+def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) -> Path:
+    """Create a sweep member's job folder atomically; move an earlier attempt to EARLIER.
 
     Args:
-        fields: further ones of its status.
+        folder: Folder of the sweep.
+        plan: Plan of the sweep.
+        member: Sweep member whose folder is created.
+        fields: Further fields of the job's status.
     """
     job = folder / member.folder
     if job.exists():
-        kept = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
-        make_folder(kept.parent, folder)
-        # Renamed, not removed: a failed attempt may be the only trace of why.
-        job.rename(kept)
-    # Made under a hidden name and renamed: who lists the folder meanwhile sees no half of a job.
-    fresh = folder / f".{secrets.token_hex(4)}.new"
-    fresh.mkdir()
-    store.queue(fresh, plan.notebook, member.values, content=plan.content(member), **fields)
-    return fresh.rename(job)
+        backup = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
+        make_folder(backup.parent, folder)
+        # The attempt is not removed, because it may be the only evidence of why it failed.
+        job.rename(backup)
+    # The folder gets its visible name last, so that readers never see a partial job.
+    temporary = folder / f".{secrets.token_hex(4)}.new"
+    temporary.mkdir()
+    store.mark_queued(
+        temporary, plan.notebook, member.values, content=plan.content(member), **fields
+    )
+    return temporary.rename(job)
 
 
-def keep(folder: Path, plan: Plan) -> Path:
-    """Write the notebook beside the members: it may be edited while they run."""
+def save_notebook(folder: Path, plan: SweepPlan) -> Path:
+    """Save a copy of the notebook in the sweep's folder, because a user may edit the original."""
     return store.write_atomically(folder / NOTEBOOK, plan.text)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed sweep was just making."""
+    """Remove the partial job folders that a killed sweep left behind."""
     for path in folder.glob(".*.new"):
-        if path.is_dir():  # a file of that name is nothing of a sweep's
+        if path.is_dir():  # a file with such a name does not come from a sweep
             shutil.rmtree(path)
 
 
 def states(
     folder: Path,
     record: store.Record,
-    seen: Callable[[store.Record], store.Record] = lambda status: status,
+    present_status_of: Callable[[store.Record], store.Record] = lambda status: status,
 ) -> Counter[str]:
-    """How many members are in which state; those that have not been started are "queued".
+    """Count a sweep's members by state; members that have not started are "queued".
 
     Args:
-        seen: a member's status as it is, of what its record says.
+        folder: Folder of the sweep.
+        record: Record of the sweep.
+        present_status_of: Function that updates a recorded status to the present state.
     """
-    found = (status_of(folder / member["folder"]) for member in record["members"])
-    return Counter(seen(each)["state"] if each else "queued" for each in found)
+    statuses = (status_of(folder / member["folder"]) for member in record["members"])
+    return Counter(
+        present_status_of(status)["state"] if status else "queued" for status in statuses
+    )
 
 
 def status_of(job: Path) -> store.Record:
-    """A job's status; nothing where it has none that can be read: it has not completed then."""
+    """Return a job's status; an empty record if the status is unreadable."""
     try:
         return store.read_status(job)
     except LabkitError:

@@ -1,4 +1,4 @@
-"""What a sweep runs: its members in order, all checked before the first one starts."""
+"""The plan of a sweep: its notebook runs in order, all validated before the first one starts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from labkit.records import store
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
-Described: TypeAlias = tuple[Combination, int]  # values, and which of several with the same
+Described: TypeAlias = tuple[Combination, int]  # parameter values, and the number of the repeat
 
 
 @dataclass(frozen=True)
-class Member:
-    """One notebook with one set of values.
+class SweepMember:
+    """A member of a sweep: one execution of the notebook with one set of parameter values.
 
     Attributes:
-        folder: the name of its job's folder.
-        values: its parameters, of the types that the notebook declares.
-        repeat: which of several with the same values.
-        workers, threads: the largest that it asks for; 1 where the notebook has no such parameter.
-        known: whether the notebook has a parameter `workers`; else only it knows its ranks.
+        folder: Name of the job's folder.
+        values: Parameters, with the types that the notebook declares.
+        repeat: Number of the repeat among members with the same values, from 0.
+        workers: Maximum number of ranks that the notebook requests; 1 without this parameter.
+        threads: Maximum number of threads per rank; 1 without this parameter.
+        known: Whether the notebook has a parameter `workers`; otherwise its ranks are unknown.
     """
 
     folder: str
@@ -46,41 +47,42 @@ class Member:
 
     @property
     def cores(self) -> int | None:
-        """Ranks × threads; None where nobody knows before it runs."""
+        """Number of cores: ranks × threads; None if it is unknown before the member runs."""
         return self.workers * self.threads if self.known else None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """What a cluster must have to be of use to it."""
+        """Number of workers, and threads per worker, of the cluster that the member needs."""
         return self.workers, self.threads
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The members of a sweep over a notebook; those of a search as far as they were asked."""
+class SweepPlan:
+    """The members of a sweep over a notebook; a search adds members while it runs."""
 
     notebook: Path
-    members: list[Member]
-    search: Search | None = None  # by which members are added while it runs
+    members: list[SweepMember]
+    search: Search | None = None  # None: all members are known from the start
 
     @property
     def name(self) -> str:
-        """The hash of what is asked, whatever the notebook and labkit contain by now."""
-        asked: JSON = [[member.values, member.repeat] for member in self.members]
+        """The hash of the requested values; notebook content and labkit's version do not count."""
+        request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
-            asked = self.search.to_json()
-        # Not the notebook's content: `--resume` finds a sweep again whose notebook was mended.
-        return _digest([store.shown_path(self.notebook), asked])
+            request = self.search.to_json()
+        # The hash omits the notebook's content, so that `--resume` finds a sweep after the notebook
+        # was corrected.
+        return _digest([store.recorded_path(self.notebook), request])
 
     @cached_property
     def text(self) -> str:
-        """The notebook as the sweep finds it: members execute this, whatever comes after."""
+        """The notebook's text at the start of the sweep; later edits do not affect the members."""
         return cells.text(self.notebook)
 
     @cached_property
     def _code(self) -> list[JSON]:
-        """What results depend on: the notebook's code, and labkit's. Outputs and prose do not."""
-        # Prose and outputs may change, and what has completed stays.
+        """The code that determines results: the notebook's code cells and labkit's source."""
+        # Markdown cells and outputs are omitted: their changes need no rerun of completed members.
         code: list[JSON] = [
             [cell.source, [*cell.tags]]
             for cell in cells.parse(self.text, self.notebook)
@@ -88,16 +90,16 @@ class Plan:
         ]
         return [code, fingerprint()]
 
-    def content(self, member: Member) -> str:
-        """The hash of what a member computes from: the notebook, its values, labkit's source."""
+    def content(self, member: SweepMember) -> str:
+        """Return the hash of a sweep member's inputs: notebook code, values and labkit's source."""
         return _digest([self._code, member.values, member.repeat])
 
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A sweep as a person words it: axes, fixed values, and how many draws."""
+    """A user's request for a sweep: swept parameters, fixed values and the number of draws."""
 
-    # Apart from Plan: this is checked against a notebook, and a Plan holds only what has passed.
+    # The request is not yet validated; a SweepPlan holds only validated members.
 
     axes: dict[str, Axis]
     fixed: Values
@@ -107,16 +109,16 @@ class SweepSpec:
 
 
 def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
-    """The axes of a command line's `name=values`.
+    """Return the swept values of each parameter from command-line assignments `name=values`.
 
     Raises:
-        InvalidInput: a text without a name or values, a name given twice.
+        InvalidInput: An assignment lacks a name or values, or a name occurs twice.
     """
     axes: dict[str, Axis] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not name.isidentifier():
-            raise InvalidInput(f"{text!r} is not name=a,b,c nor name=range(1,5)")
+            raise InvalidInput(f"{text!r} is not of the form name=a,b,c or name=range(1,5)")
         if name in axes:
             raise InvalidInput(f"{name} is given twice; give all its values at once")
         axes[name] = from_text(name, values)
@@ -124,152 +126,173 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
 
 
 def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
-    """The axes of a sweep file, and its `random` (`samples`, `seed`), if it has one.
+    """Return a sweep file's values of each parameter, and its entry `random` (`samples`, `seed`).
 
     Raises:
-        InvalidInput: not YAML of `name: values`, or a `random` that is something else.
+        InvalidInput: The text is not YAML of `name: values`, or `random` has another form.
     """
     record = parameters.read_yaml(text, origin)
-    drawn = record.pop("random", {})
-    if type(drawn) is int:
-        drawn = {"samples": drawn}
-    given = drawn if isinstance(drawn, dict) else {"": drawn}
-    known = {name: given[name] for name in given.keys() & {"samples", "seed"}}
-    numbers = {name: number for name, number in known.items() if type(number) is int}
-    if len(numbers) < len(given):
-        raise InvalidInput(f"{origin}: random: {drawn!r} is not a number, nor samples and seed")
+    random_entry = record.pop("random", {})
+    if type(random_entry) is int:
+        random_entry = {"samples": random_entry}
+    entries = random_entry if isinstance(random_entry, dict) else {"": random_entry}
+    known_entries = {name: entries[name] for name in entries.keys() & {"samples", "seed"}}
+    numbers = {name: number for name, number in known_entries.items() if type(number) is int}
+    if len(numbers) < len(entries):
+        raise InvalidInput(
+            f"{origin}: random: {random_entry!r} is not a number, nor samples and seed"
+        )
     return {name: from_yaml(name, value) for name, value in record.items()}, numbers
 
 
-def make_search(notebook: Path, axes: Mapping[str, Axis], given: Search) -> tuple[Plan, int]:
-    """The plan of a search, yet without members, and the most ranks that one may ask for.
+def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tuple[SweepPlan, int]:
+    """Return the plan of a search, still without members, and a member's maximum number of ranks.
 
     Raises:
-        InvalidInput: an unknown name, an impossible value, no axis.
+        InvalidInput: A name is unknown, a value is not allowed, or no parameter is searched.
     """
     if not axes:
         raise InvalidInput("nothing to search over: give name=a,b,c or name=uniform(0,1)")
-    known, axes, fixed = _checked(notebook, axes, given.fixed)
+    declared, axes, fixed = _convert_request(notebook, axes, search.fixed)
     ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
-    first = {name: values[0] for name, values in ends.items()} | fixed
-    # Each value beside the first of all others, as `parameters.check_fields` has it.
-    probes = [first | {name: value} for name, values in ends.items() for value in values]
-    members = [_member(notebook, known, "", values, 0) for values in probes]
-    found = Plan(notebook, [], replace(given, axes=axes, fixed=fixed))
-    return found, max(member.workers for member in members)
+    first_values = {name: values[0] for name, values in ends.items()} | fixed
+    # Each value is tested with the first values of the other parameters, as in
+    # `parameters.check_fields`.
+    probes = [first_values | {name: value} for name, values in ends.items() for value in values]
+    members = [_member(notebook, declared, "", values, 0) for values in probes]
+    plan = SweepPlan(notebook, [], replace(search, axes=axes, fixed=fixed))
+    return plan, max(member.workers for member in members)
 
 
-def next_member(found: Plan, number: int, chosen: Combination, fixed: Values) -> Member:
-    """A member of a search, checked as all are."""
-    known = parameters.declared(found.notebook)
+def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values) -> SweepMember:
+    """Return the search member with this number and the chosen values, after validation."""
+    declared = parameters.declared(plan.notebook)
     folder = store.job_name(number, chosen)
-    return _member(found.notebook, known, folder, {**chosen, **fixed}, 0)
+    return _member(plan.notebook, declared, folder, {**chosen, **fixed}, 0)
 
 
-def make(notebook: Path, asked: SweepSpec) -> Plan:
-    """The plan of a sweep, every member's values checked as `labkit run` checks them.
+def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
+    """Return the plan of a sweep, with every member's values validated as in `labkit run`.
 
-    With repeats, the notebook's parameter `seed` counts up from its value; where there is none,
-    members repeat with the same values.
+    If members repeat, each repeat increments the notebook's parameter `seed`. If the notebook lacks
+    this parameter, members repeat with the same values.
 
     Raises:
-        InvalidInput: an unknown name, an impossible value, no combination or too many.
+        InvalidInput: A name is unknown, a value is not allowed, or there are no or too many
+            members.
     """
-    if asked.repeats < 1:
-        raise InvalidInput(f"--repeats {asked.repeats} is impossible; give a whole number from 1")
-    known, axes, fixed = _checked(notebook, asked.axes, asked.fixed)
-    if asked.random is None:
-        combinations = grid.every(axes)
+    if spec.repeats < 1:
+        raise InvalidInput(f"--repeats {spec.repeats} is impossible; give a whole number from 1")
+    declared, axes, fixed = _convert_request(notebook, spec.axes, spec.fixed)
+    if spec.random is None:
+        combinations = grid.all_combinations(axes)
     else:
-        combinations = grid.some(axes, asked.random, asked.seed)
-    if len(combinations) * asked.repeats > LARGEST:
+        combinations = grid.random_combinations(axes, spec.random, spec.seed)
+    if len(combinations) * spec.repeats > LARGEST:
         raise InvalidInput(
-            f"{len(combinations):,} combinations × {asked.repeats} repeats are more than a sweep "
-            f"takes ({LARGEST:,})"
+            f"{len(combinations):,} combinations × {spec.repeats} repeats exceed the maximum of a "
+            f"sweep ({LARGEST:,})"
         )
     swept = [name for name, axis in axes.items() if not isinstance(axis, tuple) or len(axis) > 1]
-    if asked.repeats > 1 and "seed" in swept:
-        raise InvalidInput("--repeats counts up the parameter seed, which is swept itself")
+    if spec.repeats > 1 and "seed" in swept:
+        raise InvalidInput("--repeats increments the parameter seed, which is also swept")
     described = [
         ({**combination, **fixed}, repeat)
         for combination in combinations
-        for repeat in range(asked.repeats)
+        for repeat in range(spec.repeats)
     ]
-    if asked.repeats > 1:
-        described = [_repeated(known, values, repeat) for values, repeat in described]
-        swept.append("seed" if "seed" in known else "repeat")
-    return _plan(notebook, known, described, swept)
+    if spec.repeats > 1:
+        described = [_repeat_values(declared, values, repeat) for values, repeat in described]
+        swept.append("seed" if "seed" in declared else "repeat")
+    return _plan(notebook, declared, described, swept)
 
 
-def _checked(
+def _convert_request(
     notebook: Path, axes: Mapping[str, Axis], fixed: Values
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """What the notebook declares, and what is asked as it declares it."""
+    """Return the declared parameters, and swept and fixed values as the declared types."""
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
-    known = parameters.declared(notebook)
-    # First the names, and the types of each list: a sentence on a value is better than on a member.
-    parameters.check_names(notebook, [*axes, *fixed], known)
-    converted = {name: _converted(known[name], axis) for name, axis in axes.items()}
-    return known, converted, {name: known[name].convert(value) for name, value in fixed.items()}
+    declared = parameters.declared(notebook)
+    # Names and types are checked before sweep members exist, because an error about a value is
+    # clearer than an error about a member.
+    parameters.check_names(notebook, [*axes, *fixed], declared)
+    converted = {name: _convert_axis(declared[name], axis) for name, axis in axes.items()}
+    return (
+        declared,
+        converted,
+        {name: declared[name].convert(value) for name, value in fixed.items()},
+    )
 
 
-def again(notebook: Path, members: Sequence[store.Record], search: Search | None = None) -> Plan:
-    """The plan of an earlier sweep's record, checked by the notebook as it is now.
+def again(
+    notebook: Path, members: Sequence[store.Record], search: Search | None = None
+) -> SweepPlan:
+    """Return the plan that an earlier sweep recorded, validated against the present notebook.
 
     Raises:
-        InvalidInput: the notebook does not take these values any more.
+        InvalidInput: The notebook no longer accepts these values.
     """
     known = parameters.declared(notebook)
     described = ((record["folder"], record["values"], record["repeat"]) for record in members)
-    return Plan(notebook, [_member(notebook, known, *each) for each in described], search)
+    return SweepPlan(notebook, [_member(notebook, known, *each) for each in described], search)
 
 
-def _plan(notebook: Path, known: Known, described: list[Described], swept: list[str]) -> Plan:
-    # So many digits that folders sort by name as members do by number.
+def _plan(
+    notebook: Path, declared: Known, described: list[Described], swept: list[str]
+) -> SweepPlan:
+    # Folder numbers have enough digits that folders sort by name in the order of members.
     digits = max(3, len(str(len(described))))
     members = []
     for number, (values, repeat) in enumerate(described, 1):
-        named = {"repeat": repeat} if "repeat" in swept and "repeat" not in known else {}
-        words = {name: value for name, value in (values | named).items() if name in swept}
-        folder = store.job_name(number, words, digits)
-        members.append(_member(notebook, known, folder, values, repeat))
-    return Plan(notebook, members)
+        repeat_value = {"repeat": repeat} if "repeat" in swept and "repeat" not in declared else {}
+        name_values = {
+            name: value for name, value in (values | repeat_value).items() if name in swept
+        }
+        folder = store.job_name(number, name_values, digits)
+        members.append(_member(notebook, declared, folder, values, repeat))
+    return SweepPlan(notebook, members)
 
 
-def _member(notebook: Path, known: Known, folder: str, values: Values, repeat: int) -> Member:
-    checked = parameters.check(notebook, values, known)
-    declared = {name: parameter.default for name, parameter in known.items()}
-    asked = declared | checked
-    workers, threads = (parameters.largest(asked.get(name)) for name in ("workers", "threads"))
-    if asked.get("clock") == "virtual":
-        workers = 1  # one process plays them all
-    return Member(folder, checked, repeat, workers, threads, known="workers" in known)
+def _member(
+    notebook: Path, declared_parameters: Known, folder: str, values: Values, repeat: int
+) -> SweepMember:
+    checked = parameters.validate_values(notebook, values, declared_parameters)
+    defaults = {name: parameter.default for name, parameter in declared_parameters.items()}
+    values_with_defaults = defaults | checked
+    workers, threads = (
+        parameters.largest(values_with_defaults.get(name)) for name in ("workers", "threads")
+    )
+    if values_with_defaults.get("clock") == "virtual":
+        workers = 1  # one process simulates all workers
+    return SweepMember(
+        folder, checked, repeat, workers, threads, known="workers" in declared_parameters
+    )
 
 
-def _converted(parameter: parameters.Parameter, axis: Axis) -> Axis:
-    """The values as the notebook declares them, so that `1` and `1.0` are seen to be one float."""
+def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
+    """Convert a parameter's swept values to its type, so that `1` and `1.0` are the same float."""
     if not isinstance(axis, tuple):
         parameter.convert(axis.low)
         return axis
     values = tuple(parameter.convert(value) for value in axis)
-    seen = set()
+    texts = set()
     for text in map(json.dumps, values):
-        if text in seen:
+        if text in texts:
             raise InvalidInput(
                 f"{parameter.name} has {text} twice; --repeats runs members several times"
             )
-        seen.add(text)
+        texts.add(text)
     return values
 
 
-def _repeated(known: Known, values: Combination, repeat: int) -> Described:
-    """The values of one repeat: with a seed of its own where the notebook has one."""
-    if "seed" not in known:
+def _repeat_values(declared: Known, values: Combination, repeat: int) -> Described:
+    """Return the values of one repeat, with another seed if the notebook has a parameter `seed`."""
+    if "seed" not in declared:
         return values, repeat
-    first = values.get("seed", known["seed"].default)
+    first = values.get("seed", declared["seed"].default)
     if type(first) is not int:
-        raise InvalidInput(f"--repeats counts up the parameter seed, but {first!r} is no number")
+        raise InvalidInput(f"--repeats increments the parameter seed, but {first!r} is no integer")
     return values | {"seed": first + repeat}, 0
 
 

@@ -1,4 +1,4 @@
-"""What is searched for, and among what: the record of a search."""
+"""A search over parameters: its objective, the possible values of each parameter, its record."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from labkit.records import store
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for: a number of the runs that shall be large, or small.
+    """A search that maximizes or minimizes a metric of the runs.
 
     Attributes:
-        metric: its name; `accuracy` is that of held-out data, `test_accuracy` in records.
-        maximize: whether it shall be large.
-        trials: members to try.
-        prune: end those early that promise less than others at the same step, by this pruner of
-            Optuna's; None: none. (Records from before there was a choice say true for the median.)
-        sampler: Optuna's.
-        seed: of the sampler.
-        axes: what each parameter may be.
-        fixed: parameters of all members.
+        metric: Name of the metric; `accuracy` means the accuracy on held-out data, which records
+            call `test_accuracy`.
+        maximize: Whether the metric is maximized; otherwise it is minimized.
+        trials: Total number of notebook runs to try.
+        prune: Name of the Optuna pruner, which stops runs that are worse than others at the same
+            step. None: no pruning. (Older records say true for the median pruner.)
+        sampler: Name of Optuna's sampler.
+        seed: Seed of the sampler.
+        axes: Possible values of each searched parameter, or their distribution.
+        fixed: Parameters with the same value in all runs.
     """
 
     metric: str
@@ -41,7 +42,7 @@ class Search:
             raise InvalidInput(f"--trials {self.trials} is impossible; give 1 to {LARGEST:,}")
 
     def to_json(self) -> dict[str, JSON]:
-        """As the sweep's record has it."""
+        """Return the fields as JSON for the sweep's record."""
         axes = {
             name: asdict(axis) if isinstance(axis, Draw) else list(axis)
             for name, axis in self.axes.items()
@@ -50,10 +51,10 @@ class Search:
 
 
 def of_record(record: store.Record) -> Search:
-    """The search of a sweep's record.
+    """Return the search that a sweep's record describes.
 
     Raises:
-        LabkitError: it is not one.
+        LabkitError: The record does not describe a search.
     """
     try:
         axes = {
@@ -63,4 +64,4 @@ def of_record(record: store.Record) -> Search:
         prune = {True: "median", False: None}.get(record["prune"], record["prune"])
         return Search(**{**record, "axes": axes, "prune": prune})
     except (TypeError, KeyError, AttributeError) as error:
-        raise LabkitError(f"the sweep's record of its search is odd: {error}") from error
+        raise LabkitError(f"the sweep's record of its search is invalid: {error}") from error

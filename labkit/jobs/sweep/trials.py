@@ -1,4 +1,4 @@
-"""Search: each member is asked of Optuna, which knows what those before it came to."""
+"""Trials of a search: Optuna suggests each sweep member from the results of earlier members."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from labkit.common.canonical_json import JSON, is_number
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.grid import Axis, Draw
-from labkit.jobs.sweep.plan import Member, Plan, next_member
+from labkit.jobs.sweep.plan import SweepMember, SweepPlan, next_member
 from labkit.jobs.sweep.search import Search
 from labkit.records import store
 from labkit.records.analysis.search_results import STUDY, storage
 from labkit.records.run import Run, flatten, load_runs
-from labkit.records.stream import FOLDER, PRUNED, Reader
+from labkit.records.stream import FOLDER, PRUNED, StreamReader
 
 if TYPE_CHECKING:
     import optuna
 
-WATCH_EVERY = 0.25  # seconds; ranks tell as often
+WATCH_EVERY = 0.25  # seconds between two reads of a member's metrics; ranks write them as often
 PRUNERS = {
     "median": "MedianPruner",
     "halving": "SuccessiveHalvingPruner",
@@ -34,54 +34,54 @@ Study: TypeAlias = "optuna.Study"
 
 
 class Trials:
-    """The members of a search: asked, watched while they run, told when they have ended.
+    """The members of a search: suggested by Optuna, monitored, and reported back to Optuna.
 
     Args:
-        folder: of the sweep.
-        found: its plan; members that are asked are added to it.
-        search: what is searched for.
+        folder: Folder of the sweep.
+        found: Plan of the search, to which suggested members are added.
+        search: Objective of the search, and the possible values of each parameter.
     """
 
-    def __init__(self, folder: Path, found: Plan, search: Search) -> None:
+    def __init__(self, folder: Path, found: SweepPlan, search: Search) -> None:
         self.folder, self.plan, self.search = folder, found, search
         self._study = study(folder, search)
         self._distributions = {name: _distribution(axis) for name, axis in search.axes.items()}
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, StreamReader] = {}
         self._watched_at: dict[str, float] = {}
-        for member in found.members:  # whose end a sweep that was killed did not tell
+        for member in found.members:  # report the members that ended after the sweep was killed
             if self._is_open(member) and manifest.is_done(folder, found, member):
                 self.tell(member, "completed")
         self.left = search.trials - self.done - len(self.open)
 
     @property
     def states(self) -> Counter[str]:
-        """How many trials are in which of Optuna's states."""
+        """The number of trials in each of Optuna's states."""
         return Counter(trial.state.name for trial in self._study.get_trials(deepcopy=False))
 
     @property
     def done(self) -> int:
-        """Trials that completed or were pruned; one that failed gives way when a sweep resumes."""
+        """The number of completed or pruned trials; failed trials are replaced on resume."""
         return self.states["COMPLETE"] + self.states["PRUNED"]
 
     @property
-    def open(self) -> list[Member]:
-        """Members that were asked, and have not ended."""
+    def open(self) -> list[SweepMember]:
+        """The sweep members that Optuna suggested and that have not ended."""
         return [member for member in self.plan.members if self._is_open(member)]
 
-    def ask(self) -> Member:
-        """The next member."""
+    def ask(self) -> SweepMember:
+        """Return the next sweep member that Optuna suggests."""
         self.left -= 1
         trial = self._study.ask(self._distributions)
         chosen = {name: _value(self.search.axes[name], trial.params[name]) for name in trial.params}
         member = next_member(self.plan, trial.number + 1, chosen, self.search.fixed)
         self.plan.members.append(member)
-        manifest.update(self.folder, members=manifest.listed(self.plan))
+        manifest.update(self.folder, members=manifest.member_records(self.plan))
         return member
 
-    def watch(self, member: Member) -> None:
-        """Report what the member's first run tells so far; ask it to end where it shall be pruned.
+    def watch(self, member: SweepMember) -> None:
+        """Report metrics of a member's first run to Optuna; if Optuna prunes it, request its end.
 
-        Ranks end after the same step, and the notebook then ends, too.
+        All ranks then end after the same step, and the notebook ends after them.
         """
         now = time.monotonic()
         if not self.search.prune or now - self._watched_at.get(member.folder, 0.0) < WATCH_EVERY:
@@ -90,17 +90,17 @@ class Trials:
         reader = self._reader(member)
         trial, news = self._trial(member), False
         for kind, record in reader.read() if reader else ():
-            value = _told(record, self.search.metric) if kind == "epoch" else None
+            value = _reported_metric(record, self.search.metric) if kind == "epoch" else None
             if value is not None:
                 trial.report(value, int(record["step"]))
                 news = True
         if reader and news and trial.should_prune():
             reader.stop(PRUNED)
 
-    def tell(self, member: Member, state: str) -> str | None:
-        """Tell Optuna how a member ended; returns what is wrong with it, if anything is.
+    def tell(self, member: SweepMember, state: str) -> str | None:
+        """Report a sweep member's result to Optuna; return an error message if there is one.
 
-        One that was interrupted stays open: the sweep that is resumed runs it again.
+        An interrupted member stays open, because a resumed sweep runs it again.
         """
         import optuna
 
@@ -120,7 +120,7 @@ class Trials:
         return None
 
     def best(self) -> str:
-        """The best member so far, as a sentence; nothing before one has completed."""
+        """Return a sentence about the best member so far; "" before the first completed member."""
         import optuna
 
         ended = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
@@ -130,66 +130,66 @@ class Trials:
         folder = next(m.folder for m in self.plan.members if _number(m) == best.number)
         return f"best {self.search.metric} {best.value:.6g}: {folder}"
 
-    def _is_open(self, member: Member) -> bool:
+    def _is_open(self, member: SweepMember) -> bool:
         trials = self._study.get_trials(deepcopy=False)
         return _number(member) < len(trials) and not trials[_number(member)].state.is_finished()
 
-    def _trial(self, member: Member) -> optuna.Trial:
+    def _trial(self, member: SweepMember) -> optuna.Trial:
         import optuna
 
         stored = self._study.get_trials(deepcopy=False)[_number(member)]
         return optuna.Trial(self._study, stored._trial_id)
 
-    def _reader(self, member: Member) -> Reader | None:
+    def _reader(self, member: SweepMember) -> StreamReader | None:
         if member.folder not in self._readers:
             job = self.folder / member.folder
-            found = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
-            if not found:
+            streams = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
+            if not streams:
                 return None
-            # By name: each look at the folder finds the same run, whatever the file system's order.
-            self._readers[member.folder] = Reader(min(found))
+            # The first name is chosen, so that each call finds the same run on every file system.
+            self._readers[member.folder] = StreamReader(min(streams))
         return self._readers[member.folder]
 
 
 def study(folder: Path, search: Search) -> Study:
-    """Optuna's study in a sweep's folder, made where there is none."""
+    """Return Optuna's study in a sweep's folder; create the study if it is missing."""
     import optuna
 
-    found = optuna.create_study(
+    optuna_study = optuna.create_study(
         storage=storage(folder),
         study_name=STUDY,
         direction="maximize" if search.maximize else "minimize",
         pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )
-    # A search that is resumed shall not draw what it drew at first.
-    seed = search.seed + len(found.get_trials(deepcopy=False))
+    # The number of trials changes the seed, so that a resumed search does not repeat its draws.
+    seed = search.seed + len(optuna_study.get_trials(deepcopy=False))
     samplers = optuna.samplers
     if search.sampler == "random":
-        found.sampler = samplers.RandomSampler(seed=seed)
+        optuna_study.sampler = samplers.RandomSampler(seed=seed)
     elif search.sampler == "qmc":
-        # Its sequence goes on by itself, as long as the seed stays; the first trial is at random.
-        found.sampler = samplers.QMCSampler(
+        # With an unchanged seed, this sampler continues its sequence; the first trial is random.
+        optuna_study.sampler = samplers.QMCSampler(
             seed=search.seed, scramble=True, warn_independent_sampling=False
         )
     else:
-        # Several members may run at a time: none shall be asked where another just looks.
-        found.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
-    return found
+        # With constant_liar, parallel members do not try points close to each other.
+        optuna_study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
+    return optuna_study
 
 
 def objective(runs: Sequence[Run], metric: str) -> float | None:
-    """The number of the last of a notebook's completed runs that has it."""
+    """Return a metric's value in the last completed run that has the metric; None: none has."""
     for run in reversed(runs):
-        found = flatten(run.metrics)
+        metrics = flatten(run.metrics)
         for name in (metric, f"test_{metric}"):
-            if run.status["state"] == "completed" and is_number(found.get(name)):
-                return float(found[name])
+            if run.status["state"] == "completed" and is_number(metrics.get(name)):
+                return float(metrics[name])
     return None
 
 
-def _told(record: store.Record, metric: str) -> float | None:
-    """The number in what a run tells after an epoch or a step; held-out data before others."""
+def _reported_metric(record: store.Record, metric: str) -> float | None:
+    """Return a metric from a run's report of an epoch or step, preferably on held-out data."""
     plain = metric.removeprefix("test_").removeprefix("val_")
     for name in (f"val_{plain}", f"test_{plain}", metric):
         if is_number(record.get(name)) and math.isfinite(record[name]):
@@ -202,9 +202,9 @@ def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
 
     if isinstance(axis, Draw):
         return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
-    numbers = [each for each in axis if type(each) is int]
+    numbers = [value for value in axis if type(value) is int]
     if len(numbers) == len(axis) > 2 and len(steps := {*_steps(numbers)}) == 1 and min(steps) > 0:
-        # As numbers: those near a good one are likely good, too.
+        # Equidistant integers stay numbers: the neighbours of a good number are often good, too.
         return distributions.IntDistribution(numbers[0], numbers[-1], step=steps.pop())
     return distributions.CategoricalDistribution([_choice(value) for value in axis])
 
@@ -214,19 +214,19 @@ def _steps(numbers: Sequence[int]) -> list[int]:
 
 
 def _choice(value: JSON) -> bool | int | float | str | None:
-    """A value as Optuna keeps choices: a list or mapping as its text."""
+    """Return a value as one of Optuna's choices; a list or mapping becomes JSON text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return json.dumps(value)
 
 
 def _value(axis: Axis, chosen: JSON) -> JSON:
-    """The parameter that Optuna's choice stands for."""
+    """Return the parameter value for Optuna's choice."""
     if isinstance(axis, Draw):
         return axis.rounded(float(chosen)) if is_number(chosen) else chosen
     return next((value for value in axis if _choice(value) == chosen), chosen)
 
 
-def _number(member: Member) -> int:
-    """Of its trial: members are numbered from 1."""
+def _number(member: SweepMember) -> int:
+    """Return Optuna's trial number (from 0) of a member; members are numbered from 1."""
     return int(member.folder.split("_")[0]) - 1

@@ -1,8 +1,8 @@
-"""A model over a grid of machines on real ranks: each machine's part, and what crosses between."""
+"""Execution of a model divided over a grid of machines, one rank each: parts and messages."""
 
 from labkit.model_parallel.grid.border import extent
-from labkit.model_parallel.grid.machine import Machine, planes_of
-from labkit.model_parallel.grid.part import Part
+from labkit.model_parallel.grid.machine import GridMachine, planes_of
+from labkit.model_parallel.grid.part import GridPart
 from labkit.model_parallel.grid.pieces import cut
 
-__all__ = ["Machine", "Part", "cut", "extent", "planes_of"]
+__all__ = ["GridMachine", "GridPart", "cut", "extent", "planes_of"]

@@ -1,4 +1,4 @@
-"""What one machine of a grid sends and receives before a layer, as places in its own arrays."""
+"""The values that a machine sends and receives before each layer, as indices into arrays."""
 
 from __future__ import annotations
 
@@ -12,50 +12,54 @@ Place = tuple[slice, ...]
 
 
 class Border:
-    """From what a machine holds of a layer to what it reads of it.
+    """Index ranges that map a machine's owned layer outputs to the values that it reads.
 
     Args:
-        machine: its number.
-        crossing: what crosses before all layers.
-        number: the reading layer's place among them.
-        held, read: what this machine holds of the layer before, and reads of it: (3, 2).
+        machine: Number of the machine.
+        crossing: Boxes of values that machines exchange before the layers of the model.
+        number: Index in the model of the layer that reads the values.
+        held, read: Boxes (start and end on each axis) of the previous layer's output that this
+            machine owns and reads, shape (3, 2).
 
     Attributes:
-        own, whole: rows, columns and channels of what it holds and of what it reads.
-        out: to whom values go, and where they are in what it holds.
-        come: from whom values come, and where they go in what it reads.
+        owned_shape, read_shape: Numbers of rows, columns and channels that are owned and read.
+        out: For each receiving machine: its number, and its values' index in the owned array.
+        come: For each sending machine: its number, and its values' index in the read array.
     """
 
     def __init__(
         self, machine: int, crossing: Crossing, number: int, held: Boxes, read: Boxes
     ) -> None:
-        self.own, self.whole = extent(held), extent(read)
-        here = crossing.layer == number
-        out = here & (crossing.source == machine)
-        come = here & (crossing.destination == machine)
+        self.owned_shape, self.read_shape = extent(held), extent(read)
+        before_layer = crossing.layer == number
+        out = before_layer & (crossing.source == machine)
+        come = before_layer & (crossing.destination == machine)
         self.out = _places(crossing.destination[out], crossing.box[out], held)
         self.come = _places(crossing.source[come], crossing.box[come], read)
-        # What a machine holds and reads itself never becomes a message.
-        stays = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
-        stays = np.maximum(stays, stays[:, :1])  # nothing, where this machine reads nothing
-        self._kept, self._kept_as = _place(stays, held), _place(stays, read)
+        # A machine sends no message for values that it both owns and reads.
+        local = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
+        local = np.maximum(local, local[:, :1])  # the box is empty if nothing is read
+        self._local_source, self._local_target = _place(local, held), _place(local, read)
 
     def inside(self, x: Batch) -> Batch:
-        """What it reads, of what it holds alone; both (batch, rows, columns, channels)."""
-        found = np.zeros((len(x), *self.whole), x.dtype)
-        found[self._kept_as] = x[self._kept]
-        return found
+        """Return the array of read values, filled where this machine owns them; zeros elsewhere.
+
+        Both arrays have the shape (batch, rows, columns, channels).
+        """
+        result = np.zeros((len(x), *self.read_shape), x.dtype)
+        result[self._local_target] = x[self._local_source]
+        return result
 
     def back(self, gradient: Batch) -> Batch:
-        """The gradient of what it holds, as far as it has read that itself."""
-        found = np.zeros((len(gradient), *self.own), gradient.dtype)
-        found[self._kept] = gradient[self._kept_as]
-        return found
+        """Return the gradient of owned values that this machine itself reads; zeros elsewhere."""
+        result = np.zeros((len(gradient), *self.owned_shape), gradient.dtype)
+        result[self._local_source] = gradient[self._local_target]
+        return result
 
 
 def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
-    """Where in the frame each machine's box lies."""
-    return [(int(who), _place(box, frame)) for who, box in zip(machines, boxes, strict=True)]
+    """Return each machine with the index of its box in the array that covers `frame`."""
+    return [(int(m), _place(box, frame)) for m, box in zip(machines, boxes, strict=True)]
 
 
 def _place(box: Boxes, frame: Boxes) -> Place:
@@ -64,5 +68,5 @@ def _place(box: Boxes, frame: Boxes) -> Place:
 
 
 def extent(box: Boxes) -> tuple[int, ...]:
-    """Rows, columns and channels of a box."""
+    """Return the numbers of rows, columns and channels of a box."""
     return tuple((box[:, 1] - box[:, 0]).tolist())

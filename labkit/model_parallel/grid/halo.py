@@ -1,4 +1,4 @@
-"""The values of one layer that cross between machines, as an operation with a gradient."""
+"""The halo exchange of one layer between machines, as an operation with a gradient."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class Halo(Meter):
-    """From what each machine holds of a layer to what each reads of it.
+    """Exchange of a layer's outputs, after which each machine has the values that it reads.
 
-    Forward, a machine sends each other one the values that this one reads, in one message, and
-    puts what it receives around its own. Backward the gradients of the same values return, and
-    add up in order of machines. All send before any waits, so that none waits in a circle.
+    In the forward pass, a machine sends each other machine one message with the values that the
+    receiver reads. It places received values around its own values. In the backward pass, the
+    gradients of these values are sent back and added in the order of machine numbers. All machines
+    send before any machine waits, so no deadlock can arise.
 
     Args:
-        communicator: the machines of one replica.
-        border: of this machine, before the layer.
-        number: the reading layer's place among all.
+        communicator: Communicator of the machines (ranks) of one replica.
+        border: Index ranges of the values that this machine sends and receives.
+        number: Index in the model of the layer that reads the values.
     """
 
     def __init__(self, communicator: Communicator, border: Border, number: int) -> None:
@@ -34,40 +35,43 @@ class Halo(Meter):
         self._border, self._number = border, number
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """What this machine reads, of what it holds; both (batch, rows, columns, channels)."""
+        """Return the values that this machine reads, given the values x that it owns.
+
+        Both tensors have the shape (batch, rows, columns, channels).
+        """
         border = self._border
 
         def exchange(x: tf.Tensor) -> WithGradient:
             rows = x.shape[0]
-            y = self.metered(self._forward, x, "forward", [rows, *border.whole])
-            return y, lambda gradient: self.metered(
-                self._backward, gradient, "backward", [rows, *border.own]
+            y = self.run_counted(self._forward, x, "forward", [rows, *border.read_shape])
+            return y, lambda gradient: self.run_counted(
+                self._backward, gradient, "backward", [rows, *border.owned_shape]
             )
 
         return tf.custom_gradient(exchange)(x)
 
     def _forward(self, x: Batch) -> Batch:
-        posted = self._send(x, self._border.out, 0)
-        found = self._border.inside(x)
-        for source, there in self._border.come:
-            found[there] = self._receive(found[there], source, 0)
-        self.communicator.finish(posted)
-        return found
+        requests = self._send(x, self._border.out, 0)
+        values = self._border.inside(x)
+        for source, index in self._border.come:
+            values[index] = self._receive(values[index], source, 0)
+        self.communicator.finish(requests)
+        return values
 
     def _backward(self, gradient: Batch) -> Batch:
-        posted = self._send(gradient, self._border.come, 1)
-        found = self._border.back(gradient)
-        for source, mine in self._border.out:
-            found[mine] += self._receive(found[mine], source, 1)
-        self.communicator.finish(posted)
-        return found
+        requests = self._send(gradient, self._border.come, 1)
+        result = self._border.back(gradient)
+        for source, index in self._border.out:
+            result[index] += self._receive(result[index], source, 1)
+        self.communicator.finish(requests)
+        return result
 
     def _send(self, x: Batch, places: Sequence[tuple[int, Place]], way: int) -> list[MPI.Request]:
         tag = 2 * self._number + way
-        posted: list[MPI.Request] = []
+        requests: list[MPI.Request] = []
         for machine, place in places:
-            posted += self.communicator.post(np.ascontiguousarray(x[place]), machine, tag)
-        return posted
+            requests += self.communicator.post(np.ascontiguousarray(x[place]), machine, tag)
+        return requests
 
     def _receive(self, like: Batch, source: int, way: int) -> Batch:
         data = np.empty(like.shape, like.dtype)

@@ -1,4 +1,4 @@
-"""One machine's tiles and units of a model: its layers, and what these hold and read."""
+"""The layers of one machine of a grid, and the index ranges of values that it owns and reads."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ import keras
 import tensorflow as tf
 
 from labkit.model_parallel.grid.border import Border, extent
-from labkit.model_parallel.grid.pieces import Piece, cut
-from labkit.model_parallel.weights import Pair, Place
-from labkit.schedules.grid import Grid, Layer, crossing, held, read
+from labkit.model_parallel.grid.pieces import LayerPiece, cut
+from labkit.model_parallel.weights import Place, WeightShard
+from labkit.schedules.grid import Grid, GridLayer, crossing, input_boxes, owned_boxes
 
 
-class Machine:
-    """What a machine of a grid has of a model.
+class GridMachine:
+    """A machine's part of a model on a grid.
 
-    Unshared kernels and units are cut: a machine has those of its own outputs. Kernels of a
-    Conv2D, which all places share, are whole on all machines. Weights are new.
+    Unshared kernels and Dense units are divided: a machine has the kernels and units of its own
+    outputs. The kernel of a Conv2D, which all positions share, is whole on every machine. The
+    local layers have new variables.
 
     Args:
-        model: Sequential or functional without branches, built.
-        grid: rows and columns of machines, none of which is without a place or unit of a layer.
-        number: of the machine.
+        model: Sequential or functional model without branches, built.
+        grid: Numbers of rows and columns of machines; every machine needs a position or a unit of
+            each layer.
+        number: Number of the machine.
 
     Attributes:
-        number, others: its own, and how many others there are.
-        planes: the model as machines see it, the loss at its end.
-        pieces, own: the layers of the whole model behind its input, and this machine's of each.
-        held: of each plane, what the machine holds; read: of each but the input, what it reads.
-        borders: what it sends and receives before each layer, the loss included.
+        number, others: Number of the machine, and count of the other machines.
+        planes: Shapes and windows of all layers (`GridLayer`), from the input to the loss.
+        pieces: Layers of the whole model after its input.
+        local_layers: This machine's part of each layer in `pieces`.
+        held: For each plane, the box of values that the machine owns.
+        read: For each plane but the input, the box that the machine reads of the previous plane.
+        borders: Values that the machine sends and receives before each layer and the loss.
 
     Raises:
-        InvalidInput: a layer that cannot be cut.
+        InvalidInput: If a layer cannot be divided.
     """
 
     def __init__(self, model: keras.Model, grid: Grid, number: int) -> None:
@@ -42,53 +46,56 @@ class Machine:
         self._input, *self.pieces = cut(model)
         self.planes = planes_of([self._input, *self.pieces])
         self.dtype = tf.as_dtype(model.compute_dtype)
-        self.held = [held(plane, grid)[number] for plane in self.planes]
-        self.read = [  # by each layer, of the one before it
-            read(plane, before.shape, grid)[number] for before, plane in pairwise(self.planes)
+        self.held = [owned_boxes(plane, grid)[number] for plane in self.planes]
+        self.read = [  # for each layer, the box that it reads of the previous layer's output
+            input_boxes(plane, before.shape, grid)[number]
+            for before, plane in pairwise(self.planes)
         ]
         crosses, ends = crossing(self.planes, grid), zip(self.held, self.read, strict=False)
         self.borders = [
             Border(number, crosses, layer, *boxes) for layer, boxes in enumerate(ends, 1)
         ]
-        self.own = [self._made(layer, piece) for layer, piece in enumerate(self.pieces, 1)]
+        self.local_layers = [
+            self._build_layer(layer, piece) for layer, piece in enumerate(self.pieces, 1)
+        ]
 
-    def taken(self, x: tf.Tensor) -> tf.Tensor:
-        """The input of a batch, (batch, rows, columns, channels), which is on all machines."""
+    def prepare_input(self, x: tf.Tensor) -> tf.Tensor:
+        """Return the input of a batch, (batch, rows, columns, channels), equal on all machines."""
         rows, x = tf.shape(x)[0], tf.cast(tf.convert_to_tensor(x), self.dtype)
         x = shaped(x, rows, self.planes[0].shape)
         for layer in self._input.behind:
             x = layer(x)
         return x
 
-    def pairs(self) -> Iterator[Pair]:
-        """The weights of all layers, beside the whole ones."""
+    def pairs(self) -> Iterator[WeightShard]:
+        """Yield each local weight of all layers, paired with the whole model's weight."""
         for number in range(len(self.pieces)):
             yield from self.pairs_of(number)
 
-    def pairs_of(self, number: int) -> Iterator[Pair]:
-        """Those of the layer of this number."""
+    def pairs_of(self, number: int) -> Iterator[WeightShard]:
+        """Yield each local weight of layer `number`, paired with the whole model's weight."""
         place = self.place(number)
-        variables = self.pieces[number].layer.variables, self.own[number].variables
-        for whole, mine in zip(*variables, strict=True):
-            yield Pair(whole, mine, place)
+        variables = self.pieces[number].layer.variables, self.local_layers[number].variables
+        for whole, local in zip(*variables, strict=True):
+            yield WeightShard(whole, local, place)
 
-    def trained(self, number: int) -> list[Pair]:
-        """Those of them that are trained."""
-        return [pair for pair in self.pairs_of(number) if pair.own.trainable]
+    def trained_pairs(self, number: int) -> list[WeightShard]:
+        """Return the pairs of local and whole weights of layer `number` that are trainable."""
+        return [pair for pair in self.pairs_of(number) if pair.local.trainable]
 
-    def kept(self) -> list[Pair]:
-        """All that are trained and its own: kernels that all have are those of machine 0."""
+    def owned_pairs(self) -> list[WeightShard]:
+        """Return all trainable pairs that this machine owns; machine 0 owns shared kernels."""
         numbers = range(len(self.pieces))
-        own = [n for n in numbers if self.number == 0 or not self.shares(n)]
-        return [pair for number in own for pair in self.trained(number)]
+        owned = [n for n in numbers if self.number == 0 or not self.shares(n)]
+        return [pair for number in owned for pair in self.trained_pairs(number)]
 
     @property
-    def hands(self) -> bool:
-        """Whether weights that are trained are those of all machines."""
-        return any(self.shares(n) and self.trained(n) for n in range(len(self.pieces)))
+    def shares_weights(self) -> bool:
+        """Whether any trainable weights are shared by all machines."""
+        return any(self.shares(n) and self.trained_pairs(n) for n in range(len(self.pieces)))
 
     def place(self, number: int) -> Place:
-        """Of kernel and bias of the layer of this number alike, what this machine has."""
+        """Return this machine's index in the kernel and the bias of layer `number`."""
         (top, bottom), (left, right), (first, last) = self.held[number + 1].tolist()
         if self.pieces[number].plane.kind == "units":
             return (..., slice(first, last))
@@ -97,26 +104,26 @@ class Machine:
         return slice(top, bottom), slice(left, right)
 
     def shares(self, number: int) -> bool:
-        """Whether all machines have the weights of the layer of this number."""
+        """Whether all machines have the weights of layer `number`."""
         return type(self.pieces[number].layer) is keras.layers.Conv2D
 
-    def _made(self, number: int, piece: Piece) -> keras.Layer:
-        """This machine's layer: as the whole one, of its places or units."""
-        reads, config = extent(self.read[number - 1]), piece.layer.get_config()
+    def _build_layer(self, number: int, piece: LayerPiece) -> keras.Layer:
+        """Return a copy of the whole layer with only this machine's positions or units."""
+        shape, config = extent(self.read[number - 1]), piece.layer.get_config()
         units = piece.plane.kind == "units"
         if units:
             config["units"] = extent(self.held[number])[2]
-        made = type(piece.layer).from_config(config)
-        made.build((None, prod(reads)) if units else (None, *reads))
-        return made
+        local_layer = type(piece.layer).from_config(config)
+        local_layer.build((None, prod(shape)) if units else (None, *shape))
+        return local_layer
 
 
-def planes_of(pieces: list[Piece]) -> list[Layer]:
-    """A model as machines see it, the loss at its end."""
+def planes_of(pieces: list[LayerPiece]) -> list[GridLayer]:
+    """Return the shapes and windows of the pieces (`GridLayer`), with the loss at the end."""
     planes = [piece.plane for piece in pieces]
-    return [*planes, Layer("loss", "loss", planes[-1].shape, trains=False)]
+    return [*planes, GridLayer("loss", "loss", planes[-1].shape, trains=False)]
 
 
 def shaped(x: tf.Tensor, rows: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """So many rows of this shape, which is known from here on."""
+    """Reshape x to `rows` rows of this shape, and set its static shape."""
     return tf.ensure_shape(tf.reshape(x, (rows, *shape)), (None, *shape))

@@ -1,4 +1,4 @@
-"""One machine's part of a model: its weights beside the whole ones, and its side of the loss."""
+"""A machine's part of a model: its weights, paired with the whole weights, and its loss."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from labkit.model_parallel.grid.tiles import Tiles
 from labkit.model_parallel.losses import Losses, Weighted
 from labkit.model_parallel.meter import LayerRow, Meter, layer_row
 from labkit.model_parallel.stages.footprint import weights
-from labkit.model_parallel.weights import Pair, Share
+from labkit.model_parallel.weights import Share, WeightShard
 from labkit.schedules.grid import Grid
 
 
-class Part(Share):
-    """What machine `communicator.rank` of a grid has of a model, with the weights of the whole.
+class GridPart(Share):
+    """The part of machine `communicator.rank` of a model on a grid, with the whole model's weights.
 
-    The first machine holds the outputs.
+    Machine 0 owns the outputs of the model.
 
     Args:
-        model, communicator, grid, algorithm: see `Tiles`.
+        model, communicator, grid, algorithm: See `Tiles`.
 
     Attributes:
-        model: what computes this machine's part.
+        model: This machine's part of the model, as a callable.
     """
 
     model: Tiles
@@ -37,10 +37,10 @@ class Part(Share):
         self._whole = model
         self.model = Tiles(model, communicator, grid, algorithm)
         for pair in self.pairs():
-            pair.take()
+            pair.copy_from_whole()
 
     def predict(self, x: tf.Tensor) -> tf.Tensor:
-        """The outputs of the whole model for x on the first machine."""
+        """Return the outputs of the whole model for x on machine 0; empty rows elsewhere."""
         return self.model(x)
 
     def objective(
@@ -50,38 +50,42 @@ class Part(Share):
         weight: Weighted,
         losses: Losses,
     ) -> tf.Tensor:
-        """The loss of a batch, on the first machine.
+        """Return the loss of a batch on machine 0, and 0 on the other machines.
 
         Args:
-            x, y, weight: the batch, with weights as `losses` takes them.
-            losses: what is minimised.
+            x, y, weight: Inputs, targets, and the pair of weights that `losses` expects.
+            losses: The losses to minimize.
         """
-        found = self.model(x)
+        outputs = self.model(x)
         if self.first:
-            return losses(y, found, weight)
-        return tf.reduce_sum(found)  # of nothing: its gradient is what the first machine sends
+            return losses(y, outputs, weight)
+        return tf.reduce_sum(outputs)  # the sum is 0; its gradient comes from machine 0
 
     def meters(self) -> list[Meter]:
-        """What counts before each layer, and the sums of each layer's gradients."""
+        """Return the byte counters of halo exchanges and of gradient sums."""
         return [*self.model.halos, *self.model.links]
 
-    def pairs(self) -> Iterator[Pair]:
-        """Of all layers."""
+    def pairs(self) -> Iterator[WeightShard]:
+        """Yield each local weight of all layers, paired with the whole model's weight."""
         return self.model.pairs()
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """A row a layer: what this machine has of it, bytes that it sends before it, of weights.
+        """Return one row per layer: the bytes of this machine's weights and of its messages.
 
-        Bytes are those of a step: values forward, gradients back, sums of shared kernels apart.
+        Message bytes are per step: values forward, gradients backward, and separately the
+        gradient sums of shared kernels.
 
         Args:
-            steps: taken so far.
+            steps: Number of training steps so far, by which message bytes are divided.
         """
         tiles = self.model
-        layers = zip(tiles.planes[1:], [None, *tiles.halos], strict=True)  # a halo behind the first
+        # The first layer has no halo, because all machines have the input.
+        layers = zip(tiles.planes[1:], [None, *tiles.halos], strict=True)
         rows = [layer_row(plane.name, plane.kind, "", halo, steps) for plane, halo in layers]
-        for row, piece, own, link in zip(rows, tiles.pieces, tiles.own, tiles.links, strict=False):
-            row["weights_bytes"] = weights([own])["weights"]
+        for row, piece, layer, link in zip(
+            rows, tiles.pieces, tiles.local_layers, tiles.links, strict=False
+        ):
+            row["weights_bytes"] = weights([layer])["weights"]
             row["whole_weights_bytes"] = weights([piece.layer])["weights"]
             row["kernels_bytes"] = link.payload["backward"] / steps
         rows[-1]["kernels_bytes"] = 0.0  # the loss has no weights

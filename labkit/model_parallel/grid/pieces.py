@@ -1,4 +1,4 @@
-"""A Keras model as pieces that machines in a grid can share: what is cut, and how."""
+"""Division of a Keras model into layers that a grid of machines can compute together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 import keras
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.functional import ELEMENTWISE, adapted, is_plain, nodes_of
+from labkit.model_parallel.functional import ELEMENTWISE, is_plain, nodes_of, weight_modification
 from labkit.models.unshared import LocallyConnected2D
-from labkit.schedules.grid import Layer, Shape, window
+from labkit.schedules.grid import GridLayer, Shape, window
 
 ALLOWED = (
     "LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without padding, Flatten, Dense "
-    "behind it, and activations that work by element; no regularizers, no constraints"
+    "after it, and elementwise activations; no regularizers, no constraints"
 )
 _POOLING = (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D)
 _ACTIVATIONS = (
@@ -25,51 +25,53 @@ _ACTIVATIONS = (
 )
 
 
-class Piece(NamedTuple):
-    """A layer as machines see it, and what computes it.
+class LayerPiece(NamedTuple):
+    """A layer of the grid model with its Keras layers.
 
-    plane: what is held and read; layer: of the whole model; behind: layers
-    that work by element on its output.
+    Attributes:
+        plane: Shape and window of the layer.
+        layer: The Keras layer of the whole model.
+        behind: Elementwise layers that are applied to the output of `layer`.
     """
 
-    plane: Layer
+    plane: GridLayer
     layer: keras.Layer
     behind: list[keras.Layer]
 
 
-def cut(model: keras.Model) -> list[Piece]:
-    """The pieces of a model from its input on.
+def cut(model: keras.Model) -> list[LayerPiece]:
+    """Return the layers of a model as pieces, starting with its input.
 
     Raises:
-        InvalidInput: a layer that cannot be cut, or layers that do not follow one another.
+        InvalidInput: If a layer cannot be divided, or if the layers are not a chain.
     """
     shape = tuple(model.inputs[0].shape[1:]) if getattr(model, "inputs", None) else (None,)
     if None in shape:
-        raise InvalidInput("the model does not say its input's size; begin it with keras.Input")
+        raise InvalidInput("the model does not define its input's size; begin it with keras.Input")
     size: Shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, 1, prod(shape))
-    first, *layers = _in_a_row(model)
-    pieces = [Piece(Layer("input", "input", size, trains=False), first, [])]
+    first, *layers = _chain_of_layers(model)
+    pieces = [LayerPiece(GridLayer("input", "input", size, trains=False), first, [])]
     flat = len(shape) == 1
     for layer in layers:
         if isinstance(layer, keras.layers.Flatten):
             flat = True
-        elif _by_element(layer):
+        elif _is_elementwise(layer):
             pieces[-1].behind.append(layer)
         else:
-            pieces.append(Piece(_plane(layer, pieces[-1].plane.shape, flat), layer, []))
+            pieces.append(LayerPiece(_plane(layer, pieces[-1].plane.shape, flat), layer, []))
     return pieces
 
 
-def _plane(layer: keras.Layer, before: Shape, flat: bool) -> Layer:
+def _plane(layer: keras.Layer, before: Shape, flat: bool) -> GridLayer:
     trains = bool(layer.trainable_variables)
-    if _plain(layer):
+    if _is_divisible(layer):
         if type(layer) is keras.layers.Dense and flat:
-            return Layer(layer.name, "units", (1, 1, layer.units), trains=trains)
+            return GridLayer(layer.name, "units", (1, 1, layer.units), trains=trains)
         sizes = None if flat else _window_of(layer)
         if sizes is not None:
             channels = getattr(layer, "filters", before[2])
             return window(layer.name, before, channels, *sizes, trains)
-    why = f": {made}" if (made := adapted(layer)) else ""
+    why = f": {reason}" if (reason := weight_modification(layer)) else ""
     raise InvalidInput(
         f"layer {layer.name!r} ({type(layer).__name__}) cannot be cut over a grid of machines"
         f"{why}; allowed: {ALLOWED}"
@@ -77,7 +79,7 @@ def _plane(layer: keras.Layer, before: Shape, flat: bool) -> Layer:
 
 
 def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Kernel and strides of a layer of places; None where it is none, or one with padding."""
+    """Return kernel size and strides of a layer, or None if it has no window or uses padding."""
     if type(layer) is LocallyConnected2D:
         return layer.kernel_size, layer.strides
     if getattr(layer, "padding", "") != "valid" or layer.data_format != "channels_last":
@@ -87,28 +89,28 @@ def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | 
     return (layer.pool_size, layer.strides) if type(layer) in _POOLING else None
 
 
-def _in_a_row(model: keras.Model) -> list[keras.Layer]:
-    """The layers from the input on, each of which reads the one before it alone."""
+def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return the layers from the input on, of which each reads only the previous layer."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
-    called = [node.operation for node in nodes]
-    once = len({id(each) for each in called}) == len(called)
-    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # one call at each depth
-    if not row or not once or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
+    operations = [node.operation for node in nodes]
+    distinct = len({id(operation) for operation in operations}) == len(operations)
+    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # each depth has one call
+    if not row or not distinct or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
         raise InvalidInput(
-            "a grid of machines wants layers one after another, each called once: give a "
+            "a grid of machines needs layers one after another, each called once: give a "
             "keras.Sequential that starts with keras.Input, or a functional keras.Model without "
             "branches"
         )
-    return called
+    return operations
 
 
-def _by_element(layer: keras.Layer) -> bool:
-    return type(layer) in _ACTIVATIONS and _plain(layer)
+def _is_elementwise(layer: keras.Layer) -> bool:
+    return type(layer) in _ACTIVATIONS and _is_divisible(layer)
 
 
-def _plain(layer: keras.Layer) -> bool:
-    """Whether its activation is by element, and nothing looks at all of its weights at once."""
+def _is_divisible(layer: keras.Layer) -> bool:
+    """Whether the activation is elementwise and no regularizer or constraint reads all weights."""
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
-    return by_element and is_plain(layer) and not adapted(layer)
+    return by_element and is_plain(layer) and not weight_modification(layer)

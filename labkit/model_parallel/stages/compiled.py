@@ -1,4 +1,4 @@
-"""A computation and its gradients as compiled functions of one graph."""
+"""A computation and its gradients, compiled as functions of one graph."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.stages.traced import Cut, Graph, Specs, operation
+from labkit.model_parallel.stages.traced import Specs, TracedGraph, TracedSegment, operation
 
-Values: TypeAlias = dict[str, tf.Tensor]  # by their names in the graph
-# Results, each a tensor or None; the tensors whose gradients come from outside; an objective.
+Values: TypeAlias = dict[str, tf.Tensor]  # keys: tensor names in the graph
+# The results (a tensor or None each), the tensors with external gradients, and an objective.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
 Compute: TypeAlias = Callable[..., Computed]
 
 
 class Compiled:
-    r"""Forward, and backward in one or in two parts; none repeats what another one has done.
+    """The compiled forward and backward pass of a computation; the latter can run in two parts.
 
-        forward             arguments    ->  results, kept
-        backward            kept, seeds  ->  dx, dw
-        backward_input      kept, seeds  ->  dx, left
-        backward_weight     left         ->  dw
+        forward             arguments    ->  results, saved
+        backward            saved, seeds ->  dx, dw
+        backward_input      saved, seeds ->  dx, rest
+        backward_weight     rest         ->  dw
 
-    The input part makes the gradients that others come from: all that leads to the inputs, or to
-    two weights or more. For the weight part remain the products that make weight gradients.
-    What one operation makes together is of the input part, such as the loop of a recurrent layer
-    back through its steps. So are operations that do something besides, such as to call Python or
-    to exchange messages. Like those of the forward pass they run once, in the order of the trace.
+    No part repeats the work of another part. The input part computes all intermediate gradients
+    that lead to the inputs, or to at least two weights. The weight part computes the remaining
+    products, which give the weight gradients.
+
+    An operation that computes several gradients belongs to the input part, for example the
+    backward loop of a recurrent layer. Operations with side effects, such as calls to Python or
+    messages, belong to the input part, too. They run once, in trace order, as in the forward pass.
 
     Args:
-        compute: of the arguments; returns results, each a tensor or None; those of the tensors
-            whose gradients (seeds) come from outside; and an objective of its own, a scalar.
-        specs: of the arguments, a nest each, with None where there is nothing.
-        inputs: picks from the arguments those with respect to which gradients are asked for.
-        variables: the weights.
+        compute: Function of the arguments that returns results (a tensor or None each), tensors
+            with external gradients (seeds), and a scalar objective.
+        specs: Shapes and dtypes of the arguments: one nest per argument, None for missing values.
+        inputs: Function that selects, from the arguments, the tensors whose gradients are computed.
+        variables: The weights whose gradients are computed.
     """
 
     def __init__(
@@ -47,94 +49,94 @@ class Compiled:
         inputs: Callable[..., list[tf.Tensor]],
         variables: Sequence[keras.Variable],
     ) -> None:
-        begun: list[str] = []  # operations that are there before the first one of the backward pass
+        forward_names: list[str] = []  # operations traced before the backward pass
 
         def trace(*arguments: tf.Tensor | None) -> None:
-            wanted, weights = inputs(*arguments), [variable.value for variable in variables]
+            watched, weights = inputs(*arguments), [variable.value for variable in variables]
             with tf.GradientTape() as tape:
-                tape.watch(wanted)
+                tape.watch(watched)
                 results, ends, objective = compute(*arguments)
-            begun[:] = [each.name for each in tf.compat.v1.get_default_graph().get_operations()]
-            # Gradients come from the next stage after the forward pass: places for them are held in
-            # the same graph, so that both passes share what they need of each other.
+            forward_names[:] = [op.name for op in tf.compat.v1.get_default_graph().get_operations()]
+            # The next stage sends gradients after the forward pass. Placeholders for them in the
+            # same graph let both passes share tensors.
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
-            given = [tf.ones_like(objective), *seeds]
-            dx, dw = tape.gradient([objective, *ends], [wanted, weights], given)
+            initial = [tf.ones_like(objective), *seeds]
+            dx, dw = tape.gradient([objective, *ends], [watched, weights], initial)
             self._results = [None if result is None else result.name for result in results]
             self._seeds = _names(seeds)
-            self._dx, self._dw = _names(dense(dx, wanted)), _names(dense(dw, weights))
+            self._dx, self._dw = _names(dense(dx, watched)), _names(dense(dw, weights))
 
-        self._graph = graph = Graph(trace, specs)
-        # All that was there before the backward pass is forward, also what nothing reads later:
-        # statistics are updated, random seeds move on.
-        forward = graph.before(begun)
+        self._graph = graph = TracedGraph(trace, specs)
+        # All earlier operations belong to the forward pass, even if no operation reads them: they
+        # update statistics and advance random seeds.
+        forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)
-        self._kept = set(graph.feeds(self._backward, ends)).difference(self._seeds)
+        self._saved = set(graph.feeds(self._backward, ends)).difference(self._seeds)
         results = [name for name in self._results if name is not None]
-        self.ahead = graph.cut(forward, [*results, *sorted(self._kept)])
+        self.ahead = graph.cut(forward, [*results, *sorted(self._saved)])
 
     def forward(self, arguments: Iterable[tf.Tensor]) -> tuple[list[tf.Tensor | None], Values]:
-        """The results; and the tensors that the backward pass reads, those of the weights too.
+        """Return the results, and the tensors that the backward pass reads, including weights.
 
         Args:
-            arguments: the tensors in the nests, one after the other.
+            arguments: The tensors of all arguments, flattened, in order.
         """
         values: Values = dict(zip(self._graph.inputs, arguments, strict=True))
         values |= self.ahead(values)
         results = [None if name is None else values[name] for name in self._results]
-        return results, {name: values[name] for name in self._kept}
+        return results, {name: values[name] for name in self._saved}
 
     def backward(
-        self, kept: Values, seeds: Iterable[tf.Tensor]
+        self, saved: Values, seeds: Iterable[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The gradients with respect to inputs and weights."""
-        values = self._seeded(kept, seeds)
-        values |= self.whole(values)
+        """Return the gradients with respect to the inputs and to the weights."""
+        values = self._seeded(saved, seeds)
+        values |= self.full_backward(values)
         return [values[name] for name in self._dx], [values[name] for name in self._dw]
 
     def backward_input(
-        self, kept: Values, seeds: Iterable[tf.Tensor]
+        self, saved: Values, seeds: Iterable[tf.Tensor]
     ) -> tuple[list[tf.Tensor], Values]:
-        """The gradients with respect to inputs; and what `backward_weight` takes."""
+        """Return the gradients of the inputs, and the arguments of `backward_weight`."""
         first, second = self.parts
-        values = self._seeded(kept, seeds)
+        values = self._seeded(saved, seeds)
         values |= first(values)
-        left = {name: values[name] for name in second.feeds}
-        return [values[name] for name in self._dx], left
+        rest_values = {name: values[name] for name in second.feeds}
+        return [values[name] for name in self._dx], rest_values
 
-    def backward_weight(self, left: Values) -> list[tf.Tensor]:
-        """The gradients with respect to weights."""
-        values = left | self.parts[1](left)
+    def backward_weight(self, rest_values: Values) -> list[tf.Tensor]:
+        """Return the gradients with respect to the weights."""
+        values = rest_values | self.parts[1](rest_values)
         return [values[name] for name in self._dw]
 
     @cached_property
-    def whole(self) -> Cut:
-        """All of the backward pass."""
+    def full_backward(self) -> TracedSegment:
+        """The whole backward pass."""
         return self._graph.cut(self._backward, [*self._dx, *self._dw])
 
     @cached_property
-    def parts(self) -> tuple[Cut, Cut]:
-        """Input part and weight part."""
+    def parts(self) -> tuple[TracedSegment, TracedSegment]:
+        """The input part and the weight part of the backward pass."""
         graph, outside = self._graph, self._outside
-        # What leads to a single weight can wait for the weight part; what leads to two or more
-        # would be computed twice, and is of the input part.
-        uses = Counter(each for name in self._dw for each in graph.before([name], outside))
-        shared = [each for each, count in uses.items() if count > 1]
+        # Operations that lead to a single weight can wait for the weight part. Operations that lead
+        # to several weights would run twice, so they belong to the input part.
+        uses = Counter(op for name in self._dw for op in graph.before([name], outside))
+        shared = [op for op, count in uses.items() if count > 1]
         first = graph.before([*self._dx, *shared, *graph.acting], outside)
         rest = self._backward - first
-        left = [name for name in graph.feeds(rest, self._dw) if operation(name) in first]
-        return graph.cut(first, [*self._dx, *left]), graph.cut(rest, self._dw)
+        rest_values = [name for name in graph.feeds(rest, self._dw) if operation(name) in first]
+        return graph.cut(first, [*self._dx, *rest_values]), graph.cut(rest, self._dw)
 
-    def _seeded(self, kept: Values, seeds: Iterable[tf.Tensor]) -> Values:
-        return kept | dict(zip(self._seeds, seeds, strict=True))
+    def _seeded(self, saved: Values, seeds: Iterable[tf.Tensor]) -> Values:
+        return saved | dict(zip(self._seeds, seeds, strict=True))
 
 
-def dense(found: Sequence[tf.Tensor | None], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Gradients with respect to tensors, and zeros where there is none."""
+def dense(gradients: Sequence[tf.Tensor | None], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return dense gradients with respect to tensors, with zeros for missing gradients."""
     return [
         tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
-        for value, gradient in zip(like, found, strict=True)
+        for value, gradient in zip(like, gradients, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The bytes that a model needs for training, from its shapes alone: the prediction."""
+"""Predicted memory of a model during training, from its shapes alone."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.model_parallel.functional import functional_of, nodes_of
-from labkit.schedules.pipeline import Table
-from labkit.schedules.pipeline.stage_memory import stashed
+from labkit.schedules.pipeline import ScheduleTable
+from labkit.schedules.pipeline.stage_memory import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
-# Layers whose output is the memory of their input, or which do nothing while training.
+# Layers that return a view of their input, or that do nothing during training.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
-Bytes: TypeAlias = dict[str, int]  # by kind
+Bytes: TypeAlias = dict[str, int]  # bytes by kind
 
 
 def activations(model: keras.Model) -> int:
-    r"""Bytes a row: the input, and the output of each layer, \(\sum_l |y_l|\).
+    r"""Return the bytes of activations per row: the input and all outputs, \(\sum_l |y_l|\).
 
-    What layers keep besides (masks, the parts of an activation function, steps of a recurrence)
-    is left out; a layer that only gives its input another shape keeps nothing.
+    Other stored tensors do not count: masks, intermediate values of activation functions, and
+    steps of a recurrence. A layer that only reshapes its input stores nothing.
     """
-    return a_row(model.inputs) + _outputs(model)
+    return bytes_per_row(model.inputs) + _outputs(model)
 
 
 def weights(models: Iterable[keras.Layer]) -> Bytes:
-    """Bytes of all variables, and of the gradients of those that are trained."""
+    """Return the bytes of all variables, and of the gradients of trainable variables."""
     parts = list(models)
     return {
         "weights": sum(_size(v) for part in parts for v in part.variables),
@@ -40,48 +40,56 @@ def weights(models: Iterable[keras.Layer]) -> Bytes:
 
 
 def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
-    """Bytes of an optimizer's state for so many bytes of gradients.
+    """Return the bytes of an optimizer's state for this number of gradient bytes.
 
-    As many times the bytes of the weights as it has state for one number; and its own few numbers.
+    The state consists of several copies of the weights and of a few scalars.
 
     Args:
-        kind: a Keras optimizer without state.
+        kind: A Keras optimizer that has not been built.
+        gradients: Bytes of all gradients.
     """
-    # How much state an optimizer has for a number is seen on a variable of one number; asking its
-    # class would need a table that grows with Keras.
-    one = keras.Variable(np.zeros(1), name="one")
-    kind.build([one])
+    # The state for a variable with one element is the state per element. A lookup by class would
+    # need a table of all Keras optimizers.
+    scalar = keras.Variable(np.zeros(1), name="one")
+    kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
     return copies * gradients + sum(_size(v) for v in kind.variables if len(v.shape) == 0)
 
 
 def of_stages(
-    models: Sequence[keras.Model], table: Table, rank: int, rows: int, recompute: bool = False
+    models: Sequence[keras.Model],
+    table: ScheduleTable,
+    rank: int,
+    rows: int,
+    recompute: bool = False,
 ) -> Bytes:
-    r"""What a rank keeps at most for the backward passes of a schedule.
+    r"""Return the maximum bytes that a rank stores for the backward passes of a schedule.
 
-    activations: \(\max_t \sum_s n_s(t) a_s\), with \(n_s(t)\) micro-batches under way at its stage
-    s after row t of the table, of \(a_s\) bytes each; recomputed, \(a_s\) is the input, and the
-    rest of one micro-batch comes on top. versions: the weights of before that `stashed` counts.
+    "activations" is \(\max_t \sum_s n_s(t) a_s\). Here \(n_s(t)\) micro-batches are in flight at
+    stage s after row t of the table, and \(a_s\) is the bytes of one. With recomputation, \(a_s\)
+    counts only the stage's input, and the other activations of one micro-batch are added.
+    "versions" is the bytes of the old weights that `stored_versions` counts.
 
     Args:
-        models: all stages.
-        table: the schedule.
-        rank: in the replica.
-        rows: of the largest micro-batch.
-        recompute: as of `Stage`.
+        models: All stages, in order.
+        table: The schedule.
+        rank: Number of the rank in its replica.
+        rows: Number of rows in the largest micro-batch.
+        recompute: Whether backward passes recompute activations, see `Stage`.
     """
-    whole = np.array([rows * activations(model) for model in models])
-    kept = np.array([rows * a_row(model.inputs) for model in models]) if recompute else whole
-    own = table.of_rank(rank)
-    begins = (own.action == "forward").astype(np.int64)
-    ends = np.isin(own.action, ("backward", "backward_weight")).astype(np.int64)
-    under_way = np.cumsum((begins - ends) * kept[own.stage])
-    once = ((whole - kept)[own.stage] * (begins | ends)).max(initial=0)
+    full = np.array([rows * activations(model) for model in models])
+    stored = (
+        np.array([rows * bytes_per_row(model.inputs) for model in models]) if recompute else full
+    )
+    rows_of_rank = table.of_rank(rank)
+    begins = (rows_of_rank.action == "forward").astype(np.int64)
+    ends = np.isin(rows_of_rank.action, ("backward", "backward_weight")).astype(np.int64)
+    in_flight = np.cumsum((begins - ends) * stored[rows_of_rank.stage])
+    recomputed = ((full - stored)[rows_of_rank.stage] * (begins | ends)).max(initial=0)
     stages = [stage for stage in range(table.stages) if stage % table.ranks == rank]
-    older = {stage: int(stashed(table)[stage]) - 1 for stage in stages}
+    older = {stage: int(stored_versions(table)[stage]) - 1 for stage in stages}
     return {
-        "activations": int(under_way.max(initial=0) + once),
+        "activations": int(in_flight.max(initial=0) + recomputed),
         "versions": sum(
             many * weights([models[stage]])["gradients"] for stage, many in older.items()
         ),
@@ -89,7 +97,7 @@ def of_stages(
 
 
 def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
-    """What a module keeps at most that is K - 1 - k iterations late (`Delayed`)."""
+    """Return the maximum bytes of module k of K, whose gradients are K - 1 - k iterations late."""
     late = modules - 1 - rank
     return {
         "activations": (late + 1) * rows * activations(model),
@@ -100,15 +108,15 @@ def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
 def _outputs(model: keras.Model) -> int:
     total = 0
     for node in nodes_of(functional_of(model)):
-        if isinstance(node.operation, keras.Model):  # a model in the model
+        if isinstance(node.operation, keras.Model):  # the layer is a nested model
             total += _outputs(node.operation)
         elif not isinstance(node.operation, _VIEWS):
-            total += a_row(node.outputs)
+            total += bytes_per_row(node.outputs)
     return total
 
 
-def a_row(tensors: Iterable[keras.KerasTensor]) -> int:
-    """Bytes of a row of all tensors; an axis of open length counts as one."""
+def bytes_per_row(tensors: Iterable[keras.KerasTensor]) -> int:
+    """Return the total bytes of one row of these tensors; axes of unknown length count as 1."""
     return sum(
         int(np.prod([length or 1 for length in tensor.shape[1:]], dtype=np.int64))
         * int(tf.as_dtype(tensor.dtype).size)

@@ -1,4 +1,4 @@
-"""Predictions through stages: forward only, one micro-batch behind the other."""
+"""Pipelined inference: micro-batches run forward through the stages, one after the other."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from itertools import islice
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.functional import Nest, mask_of, masked
+from labkit.model_parallel.functional import Nest, attach_mask, mask_of
 from labkit.model_parallel.stages.microbatches import Rows
-from labkit.model_parallel.stages.passing import Links, Passing, Posted
-from labkit.model_parallel.stages.stage import Passed, answer, listed
+from labkit.model_parallel.stages.passing import Passing, Posted, StageMessages
+from labkit.model_parallel.stages.stage import Passed, as_list, call_with_masks
 
 
 class Inference:
-    """Sends micro-batches through the stages of a replica.
+    """Run micro-batches forward through the stages of a replica.
 
         rank 0   F0 F1 F2 F3
         rank 1      F0 F1 F2 F3
         rank 2         F0 F1 F2 F3
 
-    A stage takes the next micro-batch while the one behind it works on the last one. Of several
-    stages on a rank, the first one takes as many micro-batches as there are ranks, then the next
-    one takes the same ones.
+    A stage starts the next micro-batch while the following stage works on the previous one. If a
+    rank has several stages, its first stage processes as many micro-batches as there are ranks.
+    Then its next stage processes the same micro-batches.
 
     Args:
-        links: to the stages before and behind those of this rank.
-        models: the stages of this rank, by their number.
-        stages: how many there are on all ranks.
+        links: Messages to and from the stages on other ranks.
+        models: The stages of this rank, by stage number.
+        stages: Total number of stages on all ranks.
     """
 
-    def __init__(self, links: Links, models: Mapping[int, keras.Model], stages: int) -> None:
+    def __init__(
+        self, links: StageMessages, models: Mapping[int, keras.Model], stages: int
+    ) -> None:
         self._links, self._last = links, stages - 1
         self._ranks = links.communicator.size
         self._calls = {number: _compiled(models[number]) for number in sorted(models)}
@@ -40,60 +42,61 @@ class Inference:
         self._posted: deque[Posted] = deque()
 
     def __call__(self, batches: Iterable[Passed]) -> Iterator[tuple[Nest | None, float]]:
-        """The output of each micro-batch, and what the own layers add to its loss.
+        """Yield the output of each micro-batch and the loss that this rank's layers add.
 
         Args:
-            batches: the same inputs (rows, …) on all ranks, with one row or more each; a list
-                where the model has several.
+            batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
+                row; lists of tensors if the model has several inputs.
 
         Yields:
-            The outputs (rows, …) on the rank of the last stage, elsewhere None; a number.
+            The outputs (rows, …) on the rank of the last stage, elsewhere None; and the added loss.
         """
-        left = iter(batches)
-        # So many at a time keep all ranks busy: when the last of them has gone through a rank's
-        # first stage, the first of them has come round to its next.
-        while group := list(islice(left, self._ranks)):
-            yield from self._pass_on([listed(x) for x in group])
+        remaining = iter(batches)
+        # Groups of this size keep all ranks busy: when the last micro-batch leaves a rank's first
+        # stage, the first micro-batch arrives at its next stage.
+        while group := list(islice(remaining, self._ranks)):
+            yield from self._run_group([as_list(x) for x in group])
         while self._posted:
             self._links.communicator.finish(self._posted.popleft())
 
-    def _pass_on(self, group: list[list[Rows]]) -> list[tuple[Nest | None, float]]:
-        found: list[Nest | None] = [None] * len(group)
+    def _run_group(self, group: list[list[Rows]]) -> list[tuple[Nest | None, float]]:
+        outputs: list[Nest | None] = [None] * len(group)
         penalties = [0.0] * len(group)
         for stage, call in self._calls.items():
             for number, read in enumerate(group):
                 self._passing.receive(stage, True, number, (len(read[0]),))
-                y, penalty = call(listed(self._passing.take(stage, number, read)))
+                y, penalty = call(as_list(self._passing.take(stage, number, read)))
                 penalties[number] += float(penalty)
                 if stage < self._last:
-                    self._passing.give(stage, number, keras.tree.flatten(y))
+                    self._passing.store_outputs(stage, number, keras.tree.flatten(y))
                     self._post(stage, number)
                 else:
-                    found[number] = y
-        return list(zip(found, penalties, strict=True))
+                    outputs[number] = y
+        return list(zip(outputs, penalties, strict=True))
 
     def _post(self, stage: int, number: int) -> None:
         self._passing.send(stage, True, number)
         self._posted.append(self._passing.posted)
         self._passing.posted = []
-        # What is under way takes memory; with fewer at a time ranks could wait in a circle.
+        # Pending sends take memory, so their number is limited; a lower limit could cause a
+        # deadlock.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())
 
 
 def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.Tensor]]:
     def forward(x: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
-        y = answer(model, x, training=False)
-        own = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
-        masks = [mask_of(each) for each in keras.tree.flatten(y)]
-        return y, masks, tf.add_n(own) if own else tf.zeros((), keras.config.floatx())
+        y = call_with_masks(model, x, training=False)
+        penalties = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
+        masks = [mask_of(output) for output in keras.tree.flatten(y)]
+        return y, masks, tf.add_n(penalties) if penalties else tf.zeros((), keras.config.floatx())
 
     compiled = tf.function(forward, autograph=False, reduce_retracing=True)
 
     def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
-        y, masks, penalty = compiled([tf.convert_to_tensor(each) for each in x])
-        for each, mask in zip(keras.tree.flatten(y), masks, strict=True):
-            masked(each, mask)  # what compiled functions return has lost it
+        y, masks, penalty = compiled([tf.convert_to_tensor(value) for value in x])
+        for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
+            attach_mask(output, mask)  # outputs of compiled functions lose their masks
         return y, penalty
 
     return call

@@ -1,4 +1,4 @@
-"""What of a batch goes through the stages at a time: rows of it, or time steps of all rows."""
+"""Division of a batch into micro-batches: by rows, or by time steps of all rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import keras
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.model_parallel.functional import Nest
-from labkit.model_parallel.losses import Aims
-from labkit.schedules.pipeline.wavefront import stretches
+from labkit.model_parallel.losses import LossTargets
+from labkit.schedules.pipeline.wavefront import time_segments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +22,9 @@ Rows: TypeAlias = "tf.Tensor | npt.NDArray[np.generic]"
 
 
 class Batch(NamedTuple):
-    """Inputs, targets and sample weights (or None), a row a sample.
+    """Inputs, targets and sample weights (or None), with one row per sample.
 
-    Of several inputs x is a list; targets and weights are as Keras takes them.
+    x is a list if there are several inputs; targets and weights are nested as Keras expects.
     """
 
     x: Rows | list[Rows]
@@ -33,16 +33,16 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return len(keras.tree.flatten(self.x)[0])
 
 
 class MicroBatches:
-    """A batch cut into rows.
+    """A batch divided by rows.
 
     Args:
-        batch: what is cut.
-        count: of micro-batches, of equal size up to one row; some may be empty.
+        batch: The batch to divide.
+        count: Number of micro-batches; sizes differ by at most one row, and some may be empty.
     """
 
     def __init__(self, batch: Batch, count: int) -> None:
@@ -50,97 +50,98 @@ class MicroBatches:
         self._rows, self._edges = batch.rows, cut(batch.rows, [1.0] * count)
 
     def rows(self, number: int) -> int:
-        """How many rows a micro-batch has."""
+        """Return the number of rows of a micro-batch."""
         return self._edges[number + 1] - self._edges[number]
 
     def share(self, number: int) -> float:
-        """The share of the batch by which a micro-batch counts."""
+        """Return the weight of a micro-batch, which is its fraction of the batch's rows."""
         return self.rows(number) / self._rows
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Whether a micro-batch has something for a stage."""
+        """Whether a micro-batch has data for a stage."""
         return self.rows(number) > 0
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
-        """The first axes of what a stage takes of it."""
+        """Return the lengths of the first axes of a stage's input for a micro-batch."""
         return (self.rows(number),)
 
     def input(self, number: int) -> Nest:
-        """What is read from the batch."""
+        """Return the inputs of a micro-batch."""
         return self._part(self._x, number)
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Targets and sample weights, which the last stage takes."""
+        """Return targets and sample weights, which the last stage needs."""
         return self._part(self._y, number), self._part(self._weight, number)
 
-    def aims(self, masks: Sequence[Rows | None]) -> tuple[list[Aims], list[float]]:
-        """Targets, sample weights and masks of what is answered; and its share in the loss."""
+    def loss_targets(self, masks: Sequence[Rows | None]) -> tuple[list[LossTargets], list[float]]:
+        """Return `LossTargets` and the share of each micro-batch that has an output."""
         numbers = range(len(self._edges) - 1)
         parts = [[self._part(mask, n) for mask in masks] for n in numbers]
-        found = [Aims(*self.targets(n), parts[n], self._steps_of(n)) for n in numbers]
-        return found, [self.share(n) for n in numbers]
+        targets = [LossTargets(*self.targets(n), parts[n], self._steps_of(n)) for n in numbers]
+        return targets, [self.share(n) for n in numbers]
 
     def _steps_of(self, number: int) -> int | None:
-        """How many of the time steps a micro-batch has; None: all that there are."""
+        """Return the number of time steps of a micro-batch; None: all steps."""
         return None
 
     def _part(self, value: Nest | None, number: int) -> Nest | None:
         rows = slice(self._edges[number], self._edges[number + 1])
-        return keras.tree.map_structure(lambda each: None if each is None else each[rows], value)
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[rows], value)
 
 
-class Stretches(MicroBatches):
-    """A batch of sequences cut into stretches of time steps, each with all rows.
+class TimeSegments(MicroBatches):
+    """A batch of sequences divided into segments of time steps, each with all rows.
 
     Args:
-        batch: inputs (rows, steps, …); weights (rows, steps) or (rows, 1), and (rows,) where the
-            model answers once.
-        count: of stretches, of equal length up to one step.
-        opened: of the input of each stage, and of the output of the last one, whether it is a
-            sequence. What is none passes with the last stretch alone.
+        batch: A batch with inputs (rows, steps, …), and sample weights (rows, steps) or (rows, 1);
+            (rows,) if the model has one output per sequence.
+        count: Number of segments; lengths differ by at most one step.
+        opened: For the input of each stage, then for the model's output: whether it is a sequence.
+            Tensors that are no sequences pass only with the last segment.
 
     Raises:
-        InvalidInput: fewer steps than stretches, not a target a step, weights of another shape.
+        InvalidInput: If there are fewer steps than segments, if the targets lack a value per step,
+            or if the sample weights have another shape.
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
-        # Time is open in chains alone: of one input, with one target.
+        # Only chains can be divided by time; a chain has one input and one target.
         x: tf.Tensor = batch.x
         y: tf.Tensor = batch.y
         weight: tf.Tensor = batch.weight
         self._x, self._y, self._weight, self._opened = x, y, weight, opened
-        self._edges = stretches(x.shape[1], count)
+        self._edges = time_segments(x.shape[1], count)
         self._steps, self._last = x.shape[1], count - 1
         if opened[-1] and (len(y.shape) < 2 or y.shape[1] != self._steps):
             raise InvalidInput(
-                f"the model answers each of {self._steps} steps, but targets are of shape "
-                f"{[None, *y.shape[1:]]}; give one a step, or let the last recurrent layer have "
-                "return_sequences=False"
+                f"the model has an output for each of {self._steps} steps, but targets have shape "
+                f"{[None, *y.shape[1:]]}; give one target per step, or set "
+                "return_sequences=False in the last recurrent layer"
             )
         if opened[-1] and weight is not None and len(weight.shape) < 2:
             raise InvalidInput(
-                "sample weights of shape [None] would count steps, not rows, where the model "
-                "answers each step; give shape [None, 1], or a weight a step"
+                "sample weights of shape [None] would weight steps, not rows, because the model "
+                "has an output for each step; give shape [None, 1], or one weight per step"
             )
 
     def rows(self, number: int) -> int:
-        """Each stretch has all rows of the batch."""
+        """Return the number of rows of the batch, which every segment has."""
         return len(self._x)
 
     def share(self, number: int) -> float:
-        """A stretch counts by its share of the steps."""
+        """Return the weight of a segment, which is its fraction of the time steps."""
         return self._length(number) / float(self._steps)
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Whether a stretch has something for a stage."""
+        """Whether a segment has data for a stage."""
         return len(self._x) > 0 and (self._opened[stage] or number == self._last)
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
-        """Rows, and steps where the stage takes a sequence."""
+        """Return (rows,), or (rows, steps) if the stage's input is a sequence."""
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Those of a stretch's steps, where the model answers each step; else all."""
+        """Return the targets of the segment's steps, or all if the model has no output per step."""
         y: tf.Tensor = self._y
         weight: tf.Tensor = self._weight
         if self._opened[-1]:
@@ -149,11 +150,11 @@ class Stretches(MicroBatches):
                 weight = self._part(weight, number)
         return y, weight
 
-    def aims(self, masks: Sequence[Rows | None]) -> tuple[list[Aims], list[float]]:
-        """Of each stretch, or of the last one alone, which then counts whole."""
+    def loss_targets(self, masks: Sequence[Rows | None]) -> tuple[list[LossTargets], list[float]]:
+        """Return targets and share of each segment with an output, which may be only the last."""
         if self._opened[-1]:
-            return super().aims(masks)
-        return [Aims(self._y, self._weight, masks)], [1.0]
+            return super().loss_targets(masks)
+        return [LossTargets(self._y, self._weight, masks)], [1.0]
 
     def _steps_of(self, number: int) -> int:
         return self._length(number)

@@ -1,4 +1,4 @@
-"""A recurrent model in which time is open: any stretch of steps goes through it."""
+"""A recurrent model with an open time axis, which accepts segments of any length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages.model_blocks import Chain
+from labkit.model_parallel.stages.model_blocks import BlockChain
 
 Shape: TypeAlias = tuple[int | None, ...]
-# What layers are called on: a nest of tensors, and plain values.
+# Arguments of layer calls: a nest of tensors and plain values.
 Argument: TypeAlias = "keras.KerasTensor | Sequence[Argument] | bool | int | float | str | None"
 
 Layers = keras.layers
@@ -40,20 +40,21 @@ EACH_STEP = (
     Layers.Minimum,
     Layers.Concatenate,
 )
-_MASKS = ("NotEqual", "Any")  # operations by which Embedding and Masking make them, step by step
+# Embedding and Masking compute masks with these operations, step by step.
+_MASKS = ("NotEqual", "Any")
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
-    f"step alone: {', '.join(kind.__name__ for kind in EACH_STEP)}; behind a recurrent layer with "
+    f"step separately: {', '.join(kind.__name__ for kind in EACH_STEP)}; after one with "
     "return_sequences=False any layer"
 )
 
 
-class Carried(keras.layers.Layer):
-    """A recurrent layer that goes on from a given state, and leaves its last one.
+class StatefulRecurrent(keras.layers.Layer):
+    """A recurrent layer that starts from a given state and stores its final state.
 
     Attributes:
-        begin: the state before the first step; None: zeros.
-        end: the state behind the last step of the latest call.
+        begin: The state before the first step; None: zeros.
+        end: The state after the last step of the latest call.
     """
 
     def __init__(self, layer: keras.Layer) -> None:
@@ -63,8 +64,8 @@ class Carried(keras.layers.Layer):
         self.end: list[tf.Tensor] = []
 
     def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-        """The outputs of the layer."""
-        # Set for this call alone: the layer belongs to the whole model, too, where others call it.
+        """Return the outputs of the layer."""
+        # `return_state` is reset afterwards, because the whole model calls the same layer.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
@@ -72,43 +73,44 @@ class Carried(keras.layers.Layer):
             self.layer.return_state = False
         if mask is None or self.begin is None or self.layer.zero_output_for_mask:
             return y
-        # Of all kinds of cells the first state is the output.
-        return self._held(y, mask, self.begin[0])
+        # The first state of every kind of cell is its output.
+        return self._with_previous_output(y, mask, self.begin[0])
 
     def compute_mask(self, x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | None:
-        """As the layer's."""
+        """Return the mask of the layer."""
         return self.layer.compute_mask(x, mask)
 
-    def _held(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-        """Outputs with that of the stretch before where no step of this one counts so far.
+    def _with_previous_output(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        """Replace outputs before the first unmasked step by the previous segment's last output.
 
-        A masked step repeats the output before it; the first one of a stretch finds zeros there.
+        A masked step repeats the previous output, but at the start of a segment the layer repeats
+        zeros.
         """
         if not self.layer.return_sequences:
             return tf.where(tf.reduce_any(mask, axis=1)[:, None], y, before)
-        seen = tf.cumsum(tf.cast(mask, tf.int32), axis=1) > 0
-        return tf.where(seen[..., None], y, before[:, None])
+        unmasked = tf.cumsum(tf.cast(mask, tf.int32), axis=1) > 0
+        return tf.where(unmasked[..., None], y, before[:, None])
 
     def compute_output_shape(self, shape: Shape) -> Shape:
-        """As the layer's."""
-        found: Shape = self.layer.compute_output_shape(shape)
-        return found
+        """Return the output shape of the layer."""
+        output: Shape = self.layer.compute_output_shape(shape)
+        return output
 
 
 def open_time(model: keras.Model) -> keras.Model:
-    """The same layers on an input with any number of steps, as a `keras.Model`.
+    """Return the same layers on an input with any number of steps, as a `keras.Model`.
 
-    Recurrent layers become `Carried`. Axis 1 of a tensor is None where it is time, also in the
-    stages into which the result is cut.
+    Recurrent layers become `StatefulRecurrent`. If axis 1 of a tensor is time, the length of this
+    axis is None, also in the stages of the result.
 
     Args:
-        model: a chain (see `Chain`) of inputs (rows, steps, …).
+        model: A chain (see `BlockChain`) with inputs (rows, steps, …).
 
     Raises:
-        InvalidInput: no recurrent layer, or a layer that looks at other steps in another way.
+        InvalidInput: If there is no recurrent layer, or if another layer combines several steps.
     """
-    chain = Chain(model)
-    plain = chain.part(0, len(chain))  # never compiled, whatever the model is
+    chain = BlockChain(model)
+    plain = chain.part(0, len(chain))  # this copy is not compiled, even if the model is
     _, steps, *rest = plain.inputs[0].shape
     opened = keras.models.clone_model(
         plain,
@@ -116,7 +118,7 @@ def open_time(model: keras.Model) -> keras.Model:
         clone_function=lambda layer: layer,
         call_function=_Caller(steps),
     )
-    if not any(isinstance(layer, Carried) for layer in opened.layers):
+    if not any(isinstance(layer, StatefulRecurrent) for layer in opened.layers):
         raise InvalidInput(
             "schedule='wavefront' is for recurrent models, and this one has no recurrent layer "
             f"({', '.join(kind.__name__ for kind in RECURRENT)}); use '1f1b' or 'gpipe'"
@@ -125,15 +127,15 @@ def open_time(model: keras.Model) -> keras.Model:
 
 
 def is_open(tensor: keras.KerasTensor) -> bool:
-    """Whether axis 1 of an opened model's tensor is time."""
+    """Whether axis 1 of a tensor in an `open_time` model is time."""
     return len(tensor.shape) > 1 and tensor.shape[1] is None
 
 
 class _Caller:
-    """Calls each layer on tensors whose time is open, or says why it cannot be.
+    """Call each layer on tensors with an open time axis; reject layers that combine time steps.
 
     Args:
-        steps: of the whole sequence; None where the model leaves that open.
+        steps: Number of steps of the whole sequence; None if the model leaves it open.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -142,15 +144,15 @@ class _Caller:
     def __call__(
         self, layer: keras.Layer, *args: Argument, **kwargs: Argument
     ) -> keras.KerasTensor:
-        # A mask comes again with the tensor that it is attached to.
-        kwargs = {name: given for name, given in kwargs.items() if "mask" not in name}
-        given = keras.tree.flatten([args, kwargs])
-        tensors = [each for each in given if isinstance(each, keras.KerasTensor)]
+        # Masks are attached to their tensors, so the arguments need not contain them.
+        kwargs = {name: value for name, value in kwargs.items() if "mask" not in name}
+        values = keras.tree.flatten([args, kwargs])
+        tensors = [x for x in values if isinstance(x, keras.KerasTensor)]
         opened = [is_open(x) for x in tensors]
         if not any(opened):
             return layer(*args, **kwargs)
         if not all(opened):
-            raise _refusal(layer, "it joins a sequence with what comes behind the last step")
+            raise _refusal(layer, "it combines a sequence with the output of the last step")
         if getattr(layer, "activity_regularizer", None) is not None:
             raise _refusal(layer, "its activity_regularizer counts all steps at once")
         if type(layer) in RECURRENT:
@@ -164,41 +166,41 @@ class _Caller:
 
     def _carry(self, layer: keras.Layer, tensors: list[keras.KerasTensor]) -> keras.KerasTensor:
         if len(tensors) > 1:
-            raise _refusal(layer, "its first state comes from the model, not from zeros")
+            raise _refusal(layer, "its initial state comes from the model, not from zeros")
         if id(layer) in self._carried:
-            raise _refusal(layer, "it is used twice, and each use would want a state of its own")
+            raise _refusal(layer, "it is used twice, and each use would need a separate state")
         self._carried.add(id(layer))
         for field in ("go_backwards", "stateful", "unroll", "return_state"):
             if getattr(layer, field):
                 raise _refusal(layer, f"use {field}=False")
         for field in ("dropout", "recurrent_dropout"):
             if getattr(layer, field):
-                raise _refusal(layer, f"its {field} has one mask for all steps; use {field}=0")
-        return Carried(layer)(*tensors)
+                raise _refusal(layer, f"its {field} uses one mask for all steps; use {field}=0")
+        return StatefulRecurrent(layer)(*tensors)
 
     def _reshape(self, layer: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Its target may hold the number of steps of the whole sequence; here it is any."""
-        found = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
-        if prod(found[2:]) != prod(x.shape[2:]):
-            raise _refusal(layer, "it does not leave the axis of time alone")
-        return Layers.Reshape((-1, *found[2:]), name=layer.name)(x)
+        """Replace a Reshape, whose shape may fix the number of steps, by one for any number."""
+        shape = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
+        if prod(shape[2:]) != prod(x.shape[2:]):
+            raise _refusal(layer, "it changes the time axis")
+        return Layers.Reshape((-1, *shape[2:]), name=layer.name)(x)
 
 
 def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
-    """Why a layer does not act on each step alone; None: it does."""
+    """Return why a layer does not process each step separately; None if it does."""
     if type(layer).__name__ in _MASKS:
         return None
     if type(layer) not in EACH_STEP:
-        return "it may look at several steps"
+        return "it may combine several steps"
     if type(layer) is Layers.Embedding:
         return None
     if len(x.shape) < 3:
-        return "a step has no axis of features"
+        return "a step has no feature axis"
     axes = keras.tree.flatten(getattr(layer, "axis", -1))
     if any(axis % len(x.shape) < 2 for axis in axes):
-        return f"axis={layer.axis} is not one of features"
+        return f"axis={layer.axis} is not a feature axis"
     if type(layer) is Layers.TimeDistributed and layer.layer.non_trainable_weights:
-        return f"{type(layer.layer).__name__} has statistics of all steps"
+        return f"{type(layer.layer).__name__} computes statistics over all steps"
     return None
 
 

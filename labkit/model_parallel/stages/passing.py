@@ -1,4 +1,4 @@
-"""What passes between stages on different ranks: outputs forth, gradients back, losses."""
+"""Messages between stages on different ranks: outputs forward, gradients backward, and losses."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.stages.model_blocks import INPUTS, Source
-from labkit.model_parallel.stages.stage import Passed, is_number, listed, plain
+from labkit.model_parallel.stages.model_blocks import INPUTS, TensorSource
+from labkit.model_parallel.stages.stage import Passed, as_list, is_number, unwrap_single
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Posted: TypeAlias = "list[MPI.Request]"  # what `Communicator.finish` takes
+Posted: TypeAlias = "list[MPI.Request]"  # pending requests for `Communicator.finish`
 Ends: TypeAlias = "Sequence[keras.KerasTensor | Sequence[keras.KerasTensor]]"
 
 
-class Links:
-    """Messages between the stages of one replica; stage s is on rank s mod ranks.
+class StageMessages:
+    """Messages between the stages of one replica; with R ranks, stage s is on rank s mod R.
 
-    A tensor travels straight from the stage that makes it to each stage that reads it, and its
-    gradients come back the same way.
+    A tensor goes directly from the stage that produces it to each stage that reads it. The tensor's
+    gradients go directly in the opposite direction.
 
     Args:
-        communicator: the ranks of the replica, in the order of the stages.
-        inputs: of every stage, the tensors that come in: shapes without rows, and dtypes.
-        outputs: of every stage, likewise.
-        takes: of every stage, where each input comes from; None: from the stage before.
+        communicator: Communicator of the replica's ranks, in stage order.
+        inputs: Symbolic input tensors of every stage, which give dtypes, and shapes without rows.
+        outputs: Symbolic output tensors of every stage.
+        takes: Origins of every stage's inputs; None: each stage reads the previous stage's output.
     """
 
     def __init__(
@@ -38,29 +38,31 @@ class Links:
         communicator: Communicator,
         inputs: Ends,
         outputs: Ends,
-        takes: Sequence[Sequence[Source]] | None = None,
+        takes: Sequence[Sequence[TensorSource]] | None = None,
     ) -> None:
         self.communicator = communicator
-        self.inputs, self.outputs = [*map(listed, inputs)], [*map(listed, outputs)]
-        chain = [[Source(stage - 1, 0)] for stage in range(len(inputs))]  # of which -1 is `INPUTS`
+        self.inputs, self.outputs = [*map(as_list, inputs)], [*map(as_list, outputs)]
+        chain = [
+            [TensorSource(stage - 1, 0)] for stage in range(len(inputs))
+        ]  # stage -1 is `INPUTS`
         self.takes = chain if takes is None else takes
 
     def send(self, value: tf.Tensor, stage: int, peer: int) -> Posted:
-        """Begin to send a tensor of a stage to a peer."""
-        # Posted, not sent: the receiver may be busy with other rows of the schedule for long.
+        """Start to send a tensor of a stage to a peer stage; return the pending requests."""
+        # The send does not block, because the receiver may first execute other schedule rows.
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, self._tag(stage, peer))
 
     def receive(
         self, spec: keras.KerasTensor, stage: int, peer: int, size: Sequence[int]
     ) -> tf.Tensor:
-        """The tensor that a peer has sent to a stage; its first axes: rows, or rows and steps."""
+        """Return the tensor that a peer stage has sent; `size` is (rows,) or (rows, steps)."""
         data = np.empty((*size, *spec.shape[len(size) :]), tf.as_dtype(spec.dtype).as_numpy_dtype)
         self.communicator.recv(data, peer % self.communicator.size, self._tag(peer, stage))
         return tf.constant(data)
 
     def readers(self, stage: int, number: int) -> list[tuple[int, int]]:
-        """The stages that read an output of a stage, and as which of their inputs."""
+        """Return the stages that read an output of a stage, with the index among their inputs."""
         return [
             (reader, place)
             for reader, sources in enumerate(self.takes)
@@ -73,45 +75,45 @@ class Links:
         return stage % self.communicator.size == self.communicator.rank
 
     def _tag(self, source: int, destination: int) -> int:
-        """Of each pair of stages its own: between two ranks there may be several."""
+        """Return a unique tag for each pair of stages, because ranks may have several stages."""
         return source * len(self.takes) + destination
 
 
 class Passing:
-    """The tensors between stages that a rank holds: what it has received, and what it will send.
+    """The tensors between stages that a rank stores: received tensors and tensors to send.
 
-    They go by their stage and a number: of the micro-batch, or of the iteration.
+    Tensors are stored by stage and by the number of the micro-batch or iteration.
 
     Args:
-        links: to the other stages.
+        links: Messages to and from the other stages.
 
     Attributes:
-        posted: what has been sent and may be under way.
+        posted: Requests of sends that may be pending.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: StageMessages) -> None:
         self._links = links
         self.posted: Posted = []
-        # By the stage that reads it, as which input, and number; by the stage that has made it, as
-        # which output, and number.
+        # Inputs are stored by (reading stage, input index, number). Gradients are stored by
+        # (producing stage, output index, number).
         self._inputs: dict[tuple[int, int, int], tf.Tensor] = {}
         self._gradients: dict[tuple[int, int, int], tf.Tensor] = {}
-        # By the stage that sends it, the way, and number: to whom.
+        # Tensors to send, and destinations, are stored by (sending stage, whether forward, number).
         self._sent: dict[tuple[int, bool, int], list[tuple[tf.Tensor, int]]] = {}
 
-    def give(self, stage: int, number: int, outputs: Passed) -> None:
-        """A stage has made its outputs."""
-        away = self._sent[stage, True, number] = []
-        for place, value in enumerate(listed(outputs)):
+    def store_outputs(self, stage: int, number: int, outputs: Passed) -> None:
+        """Store the outputs of a stage for the stages that read them."""
+        remote = self._sent[stage, True, number] = []
+        for place, value in enumerate(as_list(outputs)):
             for reader, at in self._links.readers(stage, place):
                 if self._links.is_here(reader):
                     self._inputs[reader, at, number] = value
                 else:
-                    away.append((value, reader))
+                    remote.append((value, reader))
 
     def take(self, stage: int, number: int, read: Sequence[tf.Tensor]) -> Passed:
-        """The inputs of a stage, of which some are read from the batch."""
-        return plain(
+        """Return the inputs of a stage; inputs that come from the batch are in `read`."""
+        return unwrap_single(
             [
                 read[source.number]
                 if source.stage == INPUTS
@@ -120,33 +122,34 @@ class Passing:
             ]
         )
 
-    def give_back(self, stage: int, number: int, gradients: Passed) -> None:
-        """A stage has made the gradients of its inputs."""
-        away = self._sent[stage, False, number] = []
-        for value, source in zip(listed(gradients), self._links.takes[stage], strict=True):
+    def store_gradients(self, stage: int, number: int, gradients: Passed) -> None:
+        """Store the gradients of a stage's inputs for the producers of the inputs."""
+        remote = self._sent[stage, False, number] = []
+        for value, source in zip(as_list(gradients), self._links.takes[stage], strict=True):
             if value is None:
                 continue
             if self._links.is_here(source.stage):
                 self._add(source, number, value)
             else:
-                away.append((value, source.stage))
+                remote.append((value, source.stage))
 
-    def take_back(self, stage: int, number: int) -> Passed:
-        """The gradients of a stage's outputs, each the sum of what its readers have returned."""
+    def pop_gradients(self, stage: int, number: int) -> Passed:
+        """Return the gradients of a stage's outputs, each the sum over its readers."""
         places = range(len(self._links.outputs[stage]))
-        return plain([self._gradients.pop((stage, place, number), None) for place in places])
+        return unwrap_single(
+            [self._gradients.pop((stage, place, number), None) for place in places]
+        )
 
-    def send(self, stage: int, forth: bool, number: int) -> None:
-        """Send what a stage has given, or given back."""
-        for value, peer in self._sent.pop((stage, forth, number)):
+    def send(self, stage: int, forward: bool, number: int) -> None:
+        """Send the stored outputs of a stage, or its stored gradients."""
+        for value, peer in self._sent.pop((stage, forward, number)):
             self.posted += self._links.send(value, stage, peer)
 
-    def receive(self, stage: int, forth: bool, number: int, size: Sequence[int]) -> None:
+    def receive(self, stage: int, forward: bool, number: int, size: Sequence[int]) -> None:
         """Receive the inputs of a stage from other ranks, or the gradients of its outputs."""
         links = self._links
-        # Of two stages the one sends in the order in which the other one receives: that of the
-        # outputs of the former.
-        if forth:
+        # Tensors are received in the order of sending, which is the order of a stage's outputs.
+        if forward:
             for place, source in enumerate(links.takes[stage]):
                 if source.stage != INPUTS and not links.is_here(source.stage):
                     spec = links.inputs[stage][place]
@@ -157,41 +160,41 @@ class Passing:
             for reader, _ in links.readers(stage, place):
                 if is_number(spec) and not links.is_here(reader):
                     value = links.receive(spec, stage, reader, size)
-                    self._add(Source(stage, place), number, value)
+                    self._add(TensorSource(stage, place), number, value)
 
-    def _add(self, source: Source, number: int, value: tf.Tensor) -> None:
+    def _add(self, source: TensorSource, number: int, value: tf.Tensor) -> None:
         key = (*source, number)
         self._gradients[key] = self._gradients[key] + value if key in self._gradients else value
 
 
 class OwnLosses:
-    """Adds up what the layers of all stages have added in a step: regularizers and the like.
+    """Sum of the losses that the layers of all stages add in a step, such as regularizers.
 
-    Where any stage has such losses it takes a sum over the ranks a step, outside of the traffic:
-    those of a lane meet once a step. Where none has, nothing but one question after the first step.
+    If any stage has such losses, each step needs one sum over the ranks, which does not count as
+    traffic. If no stage has such losses, the only message is one query in the first step.
 
     Args:
-        communicator: the ranks of all stages.
+        communicator: Communicator of the ranks of all stages.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._there = False  # on this rank
-        self._anywhere: bool | None = None  # not known yet
+        self._has_losses = False  # whether layers on this rank add losses
+        self._anywhere: bool | None = None  # whether layers on any rank do; None: unknown
         self._sum = 0.0
 
-    def take(self, own: tf.Tensor | None, weight: float = 1.0) -> None:
-        """What the layers of a stage have added in a forward pass; None: they never do."""
-        if own is not None:
-            self._there = True
-            self._sum += float(own) * weight
+    def take(self, losses: tf.Tensor | None, weight: float = 1.0) -> None:
+        """Add the losses of a stage's layers in a forward pass; None: the layers have no losses."""
+        if losses is not None:
+            self._has_losses = True
+            self._sum += float(losses) * weight
 
     def added_to(self, loss: float | None) -> float | None:
-        """The loss with those of all layers, where there is one (collective)."""
-        # Asked after the first forward pass, not before: layers add losses when they are called.
+        """Return the loss plus the losses of all layers; None if `loss` is None (collective)."""
+        # Layers add losses when they are called, so the query follows the first forward pass.
         if self._anywhere is None:
-            everyone = self._communicator.allgather(self._there, "whether layers have losses")
-            self._anywhere = any(everyone)
+            flags = self._communicator.allgather(self._has_losses, "whether layers have losses")
+            self._anywhere = any(flags)
         if not self._anywhere:
             return loss
         total, self._sum = self._communicator.total(self._sum, "the losses of layers"), 0.0

@@ -1,4 +1,4 @@
-"""One traced graph, out of which functions are cut at any of its tensors."""
+"""A traced graph from which functions can be extracted between any of its tensors."""
 
 from __future__ import annotations
 
@@ -7,77 +7,80 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"  # a nest, None where nothing is
+Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"  # a nest, with None for missing values
 
 
-class Graph:
-    """Operations by their names, and what they read.
+class TracedGraph:
+    """The operations of a traced TensorFlow function, by name, with their inputs.
 
     Args:
-        trace: makes the operations.
-        specs: what its arguments are, and None where it gets None.
+        trace: Function that creates the operations.
+        specs: Shapes and dtypes of the arguments of `trace`; None for arguments that are None.
 
     Attributes:
-        inputs: names of the tensors that stand for the arguments.
-        acting: operations that do more than to compute an output; TensorFlow runs them in the
-            order of their making.
+        inputs: Names of the tensors that represent the arguments.
+        acting: Names of stateful operations, which TensorFlow runs in order of creation.
     """
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
-        # It is kept because Python functions that operations call live as long as it does.
-        # As Keras traces: nothing in a layer or a loss is translated.
+        # The traced function is stored, because it owns the Python functions that its operations
+        # call. Like Keras, the trace does not use autograph.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
         names = [tensor.name for tensor in self._traced.inputs]
-        own = len(names) - len(captured)
-        self.inputs = names[:own]
-        self._captured = dict(zip(names[own:], captured, strict=True))
+        count = len(names) - len(captured)
+        self.inputs = names[:count]
+        self._captured = dict(zip(names[count:], captured, strict=True))
         self._ends = {operation(name) for name in names}
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
-        self.acting = {each.name for each in graph.get_operations() if each.op_def.is_stateful}
+        self.acting = {op.name for op in graph.get_operations() if op.op_def.is_stateful}
 
     def before(self, names: Iterable[str], outside: Collection[str] = ()) -> set[str]:
-        """The operations that tensors or operations come from, up to inputs and what is outside."""
-        found: set[str] = set()
-        left = [operation(name) for name in names]
-        while left:
-            name = left.pop()
-            if name not in found and name not in self._ends and name not in outside:
-                found.add(name)
-                left += map(operation, self._nodes[name].input)
-        return found
+        """Return these operations and their ancestors; the search stops at inputs and `outside`."""
+        ancestors: set[str] = set()
+        pending = [operation(name) for name in names]
+        while pending:
+            name = pending.pop()
+            if name not in ancestors and name not in self._ends and name not in outside:
+                ancestors.add(name)
+                pending += map(operation, self._nodes[name].input)
+        return ancestors
 
     def feeds(self, operations: Collection[str], fetches: Iterable[str]) -> list[str]:
-        """The tensors that a function of these operations must be given to make others."""
+        """Return the input tensors with which these operations can compute the fetches."""
         read = {
             _tensor(name)
-            for each in operations
-            for name in self._nodes[each].input
+            for op in operations
+            for name in self._nodes[op].input
             if not name.startswith("^")
         }
         outside = {name for name in read.union(fetches) if operation(name) not in operations}
-        return sorted(name for name in outside if not self._is_always_there(name))
+        return sorted(name for name in outside if not self._is_constant(name))
 
-    def cut(self, operations: Collection[str], fetches: Sequence[str]) -> Cut:
-        """The function of these operations that makes some tensors, or hands them on.
+    def cut(self, operations: Collection[str], fetches: Sequence[str]) -> TracedSegment:
+        """Return a function that runs these operations and returns the fetches.
 
-        What an operation waits for without reading it counts inside the function alone: of two
-        functions, the one with what comes first in the graph is to be called first.
+        The function keeps only control dependencies among its own operations. If two functions
+        depend on each other's order, the caller must call them in graph order.
         """
-        read = [name for each in operations for name in self._nodes[each].input]
-        # Constants are copied into each function that reads them: fed in, they would be kept.
+        read = [name for op in operations for name in self._nodes[op].input]
+        # Constants are copied into each function; as arguments, they would have to be stored.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
-        nodes = [_without(node, inside) for node in self._definition.node if node.name in inside]
+        nodes = [
+            _without_outside_controls(node, inside)
+            for node in self._definition.node
+            if node.name in inside
+        ]
         part = tf.compat.v1.GraphDef(
             node=nodes, library=self._definition.library, versions=self._definition.versions
         )
         specs = {name: self._spec(name) for name in self.feeds(inside, fetches)}
-        return Cut(part, specs, self._captured, list(dict.fromkeys(fetches)))
+        return TracedSegment(part, specs, self._captured, list(dict.fromkeys(fetches)))
 
-    def _is_always_there(self, name: str) -> bool:
+    def _is_constant(self, name: str) -> bool:
         return name in self._captured or self._nodes[operation(name)].op == "Const"
 
     def _spec(self, name: str) -> tf.TensorSpec:
@@ -85,14 +88,15 @@ class Graph:
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-class Cut:
-    """A compiled function of tensors that goes by their names in a `Graph`.
+class TracedSegment:
+    """A compiled function of tensors, which are identified by their names in a `TracedGraph`.
 
     Args:
-        part: its operations, as a `GraphDef`.
-        specs: of the tensors that come in.
-        captured: what the graph has taken from outside, of which some may be read here.
-        fetches: names of the tensors that come out; some may be among those that come in.
+        part: Operations of the function, as a `GraphDef`.
+        specs: Shapes and dtypes of the input tensors, by name.
+        captured: Tensors outside the graph that the graph reads (variables), by name; this
+            function may read some of them.
+        fetches: Names of the output tensors, which may include input tensors.
     """
 
     def __init__(
@@ -107,32 +111,32 @@ class Cut:
         read = {_tensor(name) for node in part.node for name in node.input}
 
         def run(*values: tf.Tensor) -> list[tf.Tensor]:
-            given = dict(zip(self.feeds, values, strict=True))
-            known = {name: value for name, value in given.items() if name in read}
+            inputs = dict(zip(self.feeds, values, strict=True))
+            replacements = {name: value for name, value in inputs.items() if name in read}
             for name in read.intersection(captured):
-                known[name] = tf.compat.v1.get_default_graph().capture(captured[name])
-            found = tf.import_graph_def(part, known, self._fetches, name="part")
-            self._types = [tensor.dtype for tensor in found]
-            # The call below does not hand out shapes as they are: they travel as int64.
-            return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in found]
+                replacements[name] = tf.compat.v1.get_default_graph().capture(captured[name])
+            outputs = tf.import_graph_def(part, replacements, self._fetches, name="part")
+            self._types = [tensor.dtype for tensor in outputs]
+            # The operation in `__call__` cannot return int32 (shapes), so int32 becomes int64.
+            return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in outputs]
 
         function = tf.function(run, autograph=False)
         self._function = function.get_concrete_function(*specs.values())
         self._returned = [tensor.dtype for tensor in self._function.outputs]
 
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The tensors that come out, by their names; values may hold more than is read."""
-        given = [values[name] for name in self.feeds]
-        # As calling the function itself, which takes far longer to look at its arguments.
-        found = tf.raw_ops.StatefulPartitionedCall(
-            args=given + self._function.captured_inputs, Tout=self._returned, f=self._function
+        """Return the output tensors by name; `values` may contain additional tensors."""
+        arguments = [values[name] for name in self.feeds]
+        # A direct call of the function is equivalent but inspects its arguments much longer.
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )
-        made = zip(self._fetches, found, self._types, strict=True)
-        return {name: tf.cast(x, to) if to == tf.int32 else x for name, x, to in made}
+        results = zip(self._fetches, outputs, self._types, strict=True)
+        return {name: tf.cast(x, to) if to == tf.int32 else x for name, x, to in results}
 
 
 def operation(name: str) -> str:
-    """The operation of a tensor, or of an input of another operation."""
+    """Return the operation of a tensor, or of an operation's input."""
     return name.removeprefix("^").partition(":")[0]
 
 
@@ -140,14 +144,16 @@ def _tensor(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
-def _without(node: tf.compat.v1.NodeDef, inside: Collection[str]) -> tf.compat.v1.NodeDef:
-    """A node of its own that waits for nothing outside."""
-    found = tf.compat.v1.NodeDef()
-    found.CopyFrom(node)
-    # Hints to stand beside operations that may not be in this function.
-    found.attr.pop("_class", None)
-    del found.input[:]
-    found.input.extend(
+def _without_outside_controls(
+    node: tf.compat.v1.NodeDef, inside: Collection[str]
+) -> tf.compat.v1.NodeDef:
+    """Return a copy of the node without control dependencies on operations outside."""
+    copy = tf.compat.v1.NodeDef()
+    copy.CopyFrom(node)
+    # These hints request colocation with operations that may not be in this function.
+    copy.attr.pop("_class", None)
+    del copy.input[:]
+    copy.input.extend(
         name for name in node.input if not name.startswith("^") or operation(name) in inside
     )
-    return found
+    return copy

@@ -1,8 +1,8 @@
-"""Vertical slices of a model: layers of which each rank has some units."""
+"""Tensor parallelism: layers of which each rank has some units."""
 
 from labkit.model_parallel.tensor.slice_link import Link
-from labkit.model_parallel.tensor.sliceable import refuse_whole
+from labkit.model_parallel.tensor.sliceable import require_divisible
 from labkit.model_parallel.tensor.sliced import Sliced
 from labkit.model_parallel.tensor.vocabulary import cross_entropy
 
-__all__ = ["Link", "Sliced", "cross_entropy", "refuse_whole"]
+__all__ = ["Link", "Sliced", "cross_entropy", "require_divisible"]

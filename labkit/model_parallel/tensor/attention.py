@@ -1,4 +1,4 @@
-"""Attention, of which a slice has some heads."""
+"""Attention layers divided by heads."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import keras
 import tensorflow as tf
 
 from labkit.model_parallel.functional import is_masked
-from labkit.model_parallel.tensor.slice import Slice, like
+from labkit.model_parallel.tensor.slice import LayerSlice, like
 from labkit.model_parallel.tensor.slice_link import Link
-from labkit.model_parallel.weights import Pair
+from labkit.model_parallel.weights import WeightShard
 
 if TYPE_CHECKING:
     from keras.src.ops.node import Node
 
 
-class Heads(Slice):
+class Heads(LayerSlice):
     r"""Some heads of a MultiHeadAttention or GroupQueryAttention layer.
 
-    \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\): queries, keys and values are
-    projected by columns, the output by rows. The bias is that of the whole layer, added once, on
-    every slice. Of grouped queries a slice has some keys and values, and all queries of them.
+    \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\). The matrices of queries, keys
+    and values are divided by columns, the matrix of the output projection by rows. After the sum
+    over slices, every slice adds the whole bias once. With grouped queries, a slice has some key
+    and value heads and all their query heads.
 
     Args:
-        layer: the whole one, built.
-        link: to the other slices.
+        layer: The whole layer, built.
+        link: The collectives between the slices of the layer.
     """
 
     cuts: ClassVar = {
@@ -36,10 +37,10 @@ class Heads(Slice):
 
     def __init__(self, layer: keras.Layer, link: Link) -> None:
         heads = getattr(layer, self.cuts[type(layer)])
-        # Not cast on the way in: one tensor in three roles would become three.
+        # An automatic cast would turn a tensor that is query, key and value into three tensors.
         super().__init__(layer, link, heads, autocast=False)
         self.heads = heads
-        self.inner = _attention(layer, self.own.stop - self.own.start)
+        self.inner = _attention(layer, self.local_units.stop - self.local_units.start)
         self.bias = layer._output_dense.bias
         if self.bias is not None:
             del self.inner._output_dense.bias
@@ -56,43 +57,49 @@ class Heads(Slice):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Vectors (…, width) of queries (…, width); a tensor in several roles is spread once.
+        """Return vectors (…, width) for queries (…, width); each distinct input is spread once.
 
-        Attention whose scores are returned is not cut.
+        `return_attention_scores` is ignored, because such attention is never divided.
         """
-        given = (query, value, value if key is None else key)
+        inputs = (query, value, value if key is None else key)
         spread = {
             id(x): self.link.spread(tf.cast(x, self.compute_dtype))
-            for x in {id(x): x for x in given}.values()
+            for x in {id(x): x for x in inputs}.values()
         }
-        found = self.inner(
-            *(spread[id(x)] for x in given),
+        partial_sum = self.inner(
+            *(spread[id(x)] for x in inputs),
             attention_mask=attention_mask,
             use_causal_mask=use_causal_mask,
             training=training,
         )
-        y = self.link.total(found)
+        y = self.link.total(partial_sum)
         return y if self.bias is None else y + tf.cast(self.bias, y.dtype)
 
-    def pairs(self, layer: keras.Layer) -> list[Pair]:
-        """All but the last bias, each along the axis on which it is shorter here."""
-        pairs = zip(layer.weights, self.inner.weights, strict=False)  # the bias comes last
-        return [Pair(whole, own, self._place(whole.shape, own.shape)) for whole, own in pairs]
+    def pairs(self, layer: keras.Layer) -> list[WeightShard]:
+        """Return all weights but the output bias; a local weight is shorter on the divided axis."""
+        pairs = zip(layer.weights, self.inner.weights, strict=False)  # the output bias comes last
+        return [
+            WeightShard(whole, local, self._place(whole.shape, local.shape))
+            for whole, local in pairs
+        ]
 
-    def _place(self, whole: tuple[int, ...], own: tuple[int, ...]) -> tuple[slice, ...]:
-        axis = next(axis for axis, length in enumerate(whole) if length != own[axis])
-        each = whole[axis] // self.heads  # queries of one key, where they are grouped
-        return (*[slice(None)] * axis, slice(self.own.start * each, self.own.stop * each))
+    def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
+        axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
+        width = whole[axis] // self.heads  # above 1 for the queries of grouped-query attention
+        return (
+            *[slice(None)] * axis,
+            slice(self.local_units.start * width, self.local_units.stop * width),
+        )
 
     @staticmethod
     def why_not(layer: keras.Layer, node: Node) -> str:
-        """Dropout of scores, scores that are asked for, masks."""
+        """Return why a call cannot be divided: dropout, returned scores, or masks; "" if it can."""
         if layer.dropout:
             return f"dropout={layer.dropout} of attention scores would differ from head to head"
         if len(node.outputs) > 1:
-            return "its attention scores are asked for"
-        args, given = node.arguments.args, node.arguments.kwargs
-        masks = [*args[3:], *(given.get(f"{role}_mask") for role in ("query", "key", "value"))]
+            return "it returns its attention scores"
+        args, kwargs = node.arguments.args, node.arguments.kwargs
+        masks = [*args[3:], *(kwargs.get(f"{role}_mask") for role in ("query", "key", "value"))]
         tensors = node.arguments.keras_tensors
         if any(mask is not None for mask in masks) or any(map(is_masked, tensors)):
             return "its inputs carry masks"
@@ -100,10 +107,10 @@ class Heads(Slice):
 
 
 def _attention(layer: keras.Layer, heads: int) -> keras.Layer:
-    """A layer of another number of heads, built."""
+    """Return a built copy of the layer with another number of heads."""
     changes = {Heads.cuts[type(layer)]: heads}
     if type(layer) is keras.layers.GroupQueryAttention:
         changes["num_query_heads"] = heads * layer.num_query_heads // layer.num_key_value_heads
-    found = like(layer, **changes)
-    found.build_from_config(layer.get_build_config())
-    return found
+    copy = like(layer, **changes)
+    copy.build_from_config(layer.get_build_config())
+    return copy

@@ -1,8 +1,9 @@
-"""Dense and convolution layers cut by outputs or by inputs, and normalisation between such a pair.
+"""Dense and convolution layers divided by outputs or by inputs, and normalisation between them.
 
         x ─ Column ─ Channels, activation ─ Row ─ y        one sum forward, one backward
 
-A slice of the outputs of one layer is a slice of the inputs of the next: nothing crosses between.
+A slice of one layer's outputs is a slice of the next layer's inputs, so no message is needed
+between the two layers.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import ClassVar
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.tensor.slice import Slice, like
+from labkit.model_parallel.tensor.slice import LayerSlice, like
 from labkit.model_parallel.tensor.slice_link import Link
-from labkit.model_parallel.weights import Pair
+from labkit.model_parallel.weights import WeightShard
 
 
-class Column(Slice):
+class ColumnParallel(LayerSlice):
     r"""Some outputs of a Dense or Conv2D layer: \(y_i = f(x W_i + b_i)\).
 
     Args:
-        layer: the whole one, built.
-        link: to the other slices.
-        joined: whether the outputs of all slices are gathered, for a layer that needs them all.
+        layer: The whole layer, built.
+        link: The collectives between the slices of the layer.
+        joined: Whether the outputs of all slices are gathered, for a next layer that needs them.
     """
 
     cuts: ClassVar = {keras.layers.Dense: "units", keras.layers.Conv2D: "filters"}
@@ -33,27 +34,29 @@ class Column(Slice):
     def __init__(self, layer: keras.Layer, link: Link, joined: bool = False) -> None:
         super().__init__(layer, link, layer.kernel.shape[-1])
         inputs, self.length = layer.kernel.shape[-2:]
-        self.inner = _linear(layer, inputs, self.own.stop - self.own.start, layer.use_bias)
+        self.inner = _linear(
+            layer, inputs, self.local_units.stop - self.local_units.start, layer.use_bias
+        )
         self.joined, self.activation = joined, layer.activation
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """The own outputs (…, own), or all of them (…, length)."""
+        """Return this slice's outputs (…, local), or all outputs (…, length) if joined."""
         y = self.inner(self.link.spread(x))
         if self.joined:
             y = self.link.join(y, self.length)
         return self.activation(y)
 
-    def pairs(self, layer: keras.Layer) -> list[Pair]:
-        """Kernel and bias, by outputs."""
+    def pairs(self, layer: keras.Layer) -> list[WeightShard]:
+        """Return kernel and bias, divided by outputs."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
-        return [Pair(whole, own, (..., self.own)) for whole, own in weights]
+        return [WeightShard(whole, local, (..., self.local_units)) for whole, local in weights]
 
 
-class Row(Slice):
+class Row(LayerSlice):
     r"""Some inputs of a Dense or Conv2D layer: \(y = f(\sum_i x_i W_i + b)\).
 
-    The bias is that of the whole layer, added once, on every slice.
+    After the sum over all slices, every slice adds the whole bias once.
     """
 
     kind = "inputs"
@@ -61,26 +64,26 @@ class Row(Slice):
     def __init__(self, layer: keras.Layer, link: Link) -> None:
         super().__init__(layer, link, layer.kernel.shape[-2])
         outputs = layer.kernel.shape[-1]
-        self.inner = _linear(layer, self.own.stop - self.own.start, outputs, False)
+        self.inner = _linear(layer, self.local_units.stop - self.local_units.start, outputs, False)
         self.bias, self.activation = layer.bias, layer.activation
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """All outputs, of the own inputs (…, own)."""
+        """Return all outputs from this slice's inputs (…, local)."""
         y = self.link.total(self.inner(x))
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         return self.activation(y)
 
-    def pairs(self, layer: keras.Layer) -> list[Pair]:
-        """The kernel, by inputs."""
-        return [Pair(layer.kernel, self.inner.kernel, (..., self.own, slice(None)))]
+    def pairs(self, layer: keras.Layer) -> list[WeightShard]:
+        """Return the kernel, divided by inputs."""
+        return [WeightShard(layer.kernel, self.inner.kernel, (..., self.local_units, slice(None)))]
 
 
-class Channels(Slice):
-    """Some channels of a BatchNormalization: each has its own mean and variance, nothing crosses.
+class Channels(LayerSlice):
+    """Some channels of a BatchNormalization, whose statistics per channel need no messages.
 
-    It is cut where it stands between a pair, never by itself.
+    The layer is divided only between a `ColumnParallel` and a `Row` layer, never alone.
     """
 
     kind = "channels"
@@ -89,24 +92,24 @@ class Channels(Slice):
         super().__init__(layer, link, layer.moving_mean.shape[0])
         shape = layer.get_build_config()["input_shape"]
         self.inner = type(layer).from_config(layer.get_config())
-        self.inner.build((*shape[:-1], self.own.stop - self.own.start))
+        self.inner.build((*shape[:-1], self.local_units.stop - self.local_units.start))
         self.fill(layer)
 
     def call(
         self, x: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """The own channels (…, own), normalised."""
+        """Return this slice's normalised channels (…, local)."""
         return self.inner(x, training=training, mask=mask)
 
-    def pairs(self, layer: keras.Layer) -> list[Pair]:
-        """Scale and shift, mean and variance, by channels."""
+    def pairs(self, layer: keras.Layer) -> list[WeightShard]:
+        """Return scale, shift, mean and variance, divided by channels."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
-        return [Pair(whole, own, (self.own,)) for whole, own in weights]
+        return [WeightShard(whole, local, (self.local_units,)) for whole, local in weights]
 
 
 def _linear(layer: keras.Layer, inputs: int, outputs: int, bias: bool) -> keras.Layer:
-    """A linear layer of another size, built, without an activation."""
-    size = {Column.cuts[type(layer)]: outputs}
-    found = like(layer, **size, use_bias=bias, activation=None)
-    found.build((*[None] * (len(layer.kernel.shape) - 1), inputs))
-    return found
+    """Return a built linear layer of another size, without an activation."""
+    size = {ColumnParallel.cuts[type(layer)]: outputs}
+    copy = like(layer, **size, use_bias=bias, activation=None)
+    copy.build((*[None] * (len(layer.kernel.shape) - 1), inputs))
+    return copy

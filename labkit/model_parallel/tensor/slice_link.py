@@ -1,4 +1,4 @@
-"""What crosses between the slices of a layer."""
+"""The messages between the slices of a layer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Link(Meter):
                  forward        backward
         spread   identity       allreduce
         total    allreduce      identity
-        join     allgather      own part
+        join     allgather      local part
 
     Args:
-        communicator: the slices of one replica.
-        algorithm: see `Communicator.allreduce`.
-        number: of the layer, for messages.
+        communicator: Communicator of the ranks that have the slices of one replica.
+        algorithm: Allreduce algorithm, see `Communicator.allreduce`.
+        number: Number of the layer, which names its collectives in errors.
     """
 
     def __init__(self, communicator: Communicator, algorithm: str, number: int) -> None:
@@ -31,13 +31,13 @@ class Link(Meter):
         self.rank, self.size = communicator.rank, communicator.size
         self._algorithm, self._number = algorithm, number
 
-    def own(self, length: int) -> slice:
-        """This slice's part of so many units; parts differ by one at most."""
+    def local_range(self, length: int) -> slice:
+        """Return this slice's range of `length` units; sizes differ by at most one."""
         edges = boundaries(length, self.size)
         return slice(int(edges[self.rank]), int(edges[self.rank + 1]))
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
-        """Hand x to all slices; its gradient is the sum of theirs."""
+        """Return x, which all slices read; its gradient is the sum of the slices' gradients."""
 
         def identity(x: tf.Tensor) -> WithGradient:
             return tf.identity(x), lambda gradient: self._sum(gradient, "backward")
@@ -45,7 +45,7 @@ class Link(Meter):
         return tf.custom_gradient(identity)(x)
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """The sum over the slices; each has its whole gradient."""
+        """Return the sum of x over the slices; backward, each slice gets the whole gradient."""
 
         def allreduce(x: tf.Tensor) -> WithGradient:
             return self._sum(x, "forward"), lambda gradient: gradient
@@ -53,11 +53,11 @@ class Link(Meter):
         return tf.custom_gradient(allreduce)(x)
 
     def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
-        """The slices' parts of the last axis (…, length), one behind the other."""
-        own = self.own(length)
+        """Concatenate the slices' parts of the last axis, giving (…, length)."""
+        local = self.local_range(length)
 
         def allgather(x: tf.Tensor) -> WithGradient:
-            return self._gather(x, length), lambda gradient: gradient[..., own]
+            return self._gather(x, length), lambda gradient: gradient[..., local]
 
         return tf.custom_gradient(allgather)(x)
 
@@ -67,7 +67,7 @@ class Link(Meter):
             self.communicator.allreduce(buffer, self._algorithm, self._place(way))
             return buffer
 
-        return self.metered(call, x, way, x.shape)
+        return self.run_counted(call, x, way, x.shape)
 
     def _gather(self, x: tf.Tensor, length: int) -> tf.Tensor:
         edges = [int(edge) for edge in boundaries(length, self.size)]
@@ -75,14 +75,14 @@ class Link(Meter):
         def call(value: Batch) -> Batch:
             data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
             place = self._place("forward")
-            found = self.communicator.gather_bytes(data, self._algorithm, place)
+            chunks = self.communicator.gather_bytes(data, self._algorithm, place)
             parts = [
                 part.view(value.dtype).reshape(*value.shape[:-1], stop - start)
-                for part, (start, stop) in zip(found, pairwise(edges), strict=True)
+                for part, (start, stop) in zip(chunks, pairwise(edges), strict=True)
             ]
             return np.concatenate(parts, axis=-1)
 
-        return self.metered(call, x, "forward", [*x.shape[:-1], length])
+        return self.run_counted(call, x, "forward", [*x.shape[:-1], length])
 
     def _place(self, way: Way) -> str:
         return f"the {way} pass of sliced layer {self._number}"

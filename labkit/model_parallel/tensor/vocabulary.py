@@ -1,4 +1,4 @@
-"""Embedding and softmax, of which a slice has some words."""
+"""Embedding and softmax divided by words."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import ClassVar
 import keras
 import tensorflow as tf
 
-from labkit.model_parallel.tensor.slice import Slice
+from labkit.model_parallel.tensor.slice import LayerSlice
 from labkit.model_parallel.tensor.slice_link import Link
-from labkit.model_parallel.weights import Pair
+from labkit.model_parallel.weights import WeightShard
 
 
-class Words(Slice):
-    """Some rows of an Embedding; words of other slices count zero, and the slices add up.
+class Words(LayerSlice):
+    """Some words of an Embedding; other words give zero vectors, and the slices' vectors are added.
 
     Args:
-        layer: the whole one, built.
-        link: to the other slices.
+        layer: The whole layer, built.
+        link: The collectives between the slices of the layer.
     """
 
     cuts: ClassVar = {keras.layers.Embedding: "input_dim"}
@@ -26,40 +26,41 @@ class Words(Slice):
 
     def __init__(self, layer: keras.Layer, link: Link) -> None:
         super().__init__(layer, link, layer.input_dim)
-        shape = (self.own.stop - self.own.start, layer.output_dim)
+        shape = (self.local_units.stop - self.local_units.start, layer.output_dim)
         self.table = self.add_weight(shape=shape, initializer="zeros", name="table")
         self.fill(layer)
 
     def call(self, words: tf.Tensor) -> tf.Tensor:
-        """Vectors (…, output_dim) of words (…)."""
-        place = tf.cast(words, tf.int32) - self.own.start
-        here = (place >= 0) & (place < self.table.shape[0])
+        """Return vectors (…, output_dim) for word numbers (…)."""
+        place = tf.cast(words, tf.int32) - self.local_units.start
+        local = (place >= 0) & (place < self.table.shape[0])
         table = tf.cast(self.table, self.compute_dtype)
-        found = tf.gather(table, tf.where(here, place, 0))
-        return self.link.total(tf.where(here[..., None], found, tf.zeros_like(found)))
+        vectors = tf.gather(table, tf.where(local, place, 0))
+        return self.link.total(tf.where(local[..., None], vectors, tf.zeros_like(vectors)))
 
-    def pairs(self, layer: keras.Layer) -> list[Pair]:
-        """The table, by words."""
-        return [Pair(layer.embeddings, self.table, (self.own,))]
+    def pairs(self, layer: keras.Layer) -> list[WeightShard]:
+        """Return the table, divided by words."""
+        return [WeightShard(layer.embeddings, self.table, (self.local_units,))]
 
 
 def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    r"""The loss of each sample, of the scores of the own classes (…, own).
+    r"""Return the cross-entropy of each sample, from this slice's class scores (…, local).
 
-    \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\): maximum, sum and the score of the target
-    come from all slices, one number a sample each.
+    The loss is \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\) for slices i. The slices
+    exchange three values per sample: maximum score m, sum, and score \(s_y\) of the target.
 
     Args:
-        link: to the other slices.
-        classes: of all slices together.
-        y: targets, (…) or (…, 1).
-        scores: logits.
+        link: The collectives between the slices.
+        classes: Total number of classes in all slices.
+        y: Targets, shape (…) or (…, 1).
+        scores: Logits of this slice's classes.
     """
-    own = link.own(classes)
-    target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - own.start
+    local = link.local_range(classes)
+    target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - local.start
     highest = tf.reduce_max(tf.stop_gradient(scores), axis=-1, keepdims=True)
-    # One a slice: joined as if each were one unit of so many.
+    # `join` gathers one value per slice, as for a layer of `size` units.
     most = tf.reduce_max(tf.stop_gradient(link.join(highest, link.size)), axis=-1)
     total = link.total(tf.reduce_sum(tf.exp(scores - most[..., None]), axis=-1))
-    hot = tf.one_hot(target, own.stop - own.start, dtype=scores.dtype)  # zeros where elsewhere
+    # The one-hot row is zero if another slice has the target.
+    hot = tf.one_hot(target, local.stop - local.start, dtype=scores.dtype)
     return tf.math.log(total) + most - link.total(tf.reduce_sum(scores * hot, axis=-1))

@@ -1,5 +1,5 @@
-"""What is asked of runs, each answered by a tidy table: a row an observation, units in its words.
+"""Analyses of runs as tidy tables: one row per observation, with units in the column names.
 
-A column and its spread stand beside each other: `loss`, `loss_low`, `loss_high`. `run` holds the
-names that the caller gave.
+A value and its range are adjacent columns: `loss`, `loss_low`, `loss_high`. The column `run` has
+the runs' names in the mapping that the caller passed.
 """

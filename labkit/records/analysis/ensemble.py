@@ -1,4 +1,4 @@
-"""What several trained models tell right together."""
+"""The accuracy of an ensemble of trained models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from labkit.records.run import Run
 
 
 def ensemble_accuracy(runs: Sequence[Run]) -> float:
-    """The share of held-out rows that the mean of the runs' predictions tells right.
+    """Return the accuracy on the test data of the mean of several trained models' predictions.
 
     Args:
-        runs: of the same named data set, whose labels are classes; the model of each is predicted
-            with.
+        runs: Runs with saved models, trained on the same named data set with class labels.
     """
     from labkit.programs.soft_targets import Soft
 
-    given = runs[0].experiment
-    data = datasets.load(given["dataset"], **given["dataset_options"])
-    found = []
+    experiment = runs[0].experiment
+    data = datasets.load(experiment["dataset"], **experiment["dataset_options"])
+    predictions = []
     for run in runs:
         model = run.model()
-        found.append(np.asarray(Soft(model).targets(model.predict(data.x_test, verbose=0))))
-    return float(np.mean(np.mean(found, 0).argmax(-1) == data.y_test))
+        predictions.append(np.asarray(Soft(model).targets(model.predict(data.x_test, verbose=0))))
+    return float(np.mean(np.mean(predictions, 0).argmax(-1) == data.y_test))

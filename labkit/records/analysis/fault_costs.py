@@ -1,4 +1,4 @@
-"""What faults have cost runs, each held against the same run without them."""
+"""The costs of faults: each run with faults is compared with the same run without faults."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.records.pace import applied, in_order
+from labkit.records.pace import is_applied, with_end_times
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def disturbed(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
-    """A row a name: what counts of its disturbed run, beside the undisturbed one.
+def compare_faults(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
+    """Return one row per pair of a run with faults ("disturbed") and the same run without faults.
 
-    Goodput is samples whose gradients have changed the weights, over the seconds of training;
-    nothing is left of a run that has failed. Recovery is by how much the longest time in which no
-    such gradient came is longer than without faults; where ranks died that others have outlived,
-    what the record says of it, without the time of tracing.
+    Goodput is the number of samples whose gradients changed the weights, per second of training, or
+    0 if the run failed. Recovery is the increase of the longest time without an applied gradient.
+    If training survived the death of ranks, recovery is the recorded duration of the recovery,
+    without the time for tracing.
 
     Args:
-        pairs: by name, the undisturbed run and the other; None: there could be none.
+        pairs: By name, the undisturbed run and the disturbed run (None if the strategy cannot run
+            with the fault).
 
-    Returns: name, clock, whether it `finished`, `goodput` and `calm_goodput` (samples/s), `kept`
-        (their ratio), `lost` (samples), `accuracy` and `calm_accuracy`, `recovery` (s; none where
-        it did not finish).
+    Returns:
+        A table with name, clock, `finished`, `goodput` (samples/s), `kept` (goodput divided by
+        `calm_goodput`), `lost` (samples), `accuracy`, and `recovery` (seconds; NaN if the run did
+        not finish). `calm_goodput` and `calm_accuracy` are those of the undisturbed run.
     """
     import pandas as pd
 
     return pd.DataFrame([{"name": name} | _row(*pair) for name, pair in pairs.items()])
 
 
-def _row(calm: Run, hit: Run | None) -> dict[str, object]:
-    samples, seconds, gap = _counted(calm)
-    finished = hit is not None and hit.status["state"] == "completed"
+def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
+    samples, seconds, gap = _applied_samples(calm)
+    finished = disturbed_run is not None and disturbed_run.status["state"] == "completed"
     row = {
         "clock": calm.experiment["clock"],
         "finished": finished,
         "calm_goodput": samples / seconds,
         "calm_accuracy": calm.metrics.get("test_accuracy", math.nan),
     }
-    if hit is None or not finished:
+    if disturbed_run is None or not finished:
         return row | {
             "goodput": 0.0,
             "kept": 0.0,
@@ -52,28 +54,36 @@ def _row(calm: Run, hit: Run | None) -> dict[str, object]:
             "accuracy": math.nan,
             "recovery": math.nan,
         }
-    own, spent, longest = _counted(hit)
-    if hit.metrics["faults"]:  # the dead have not told all, but a step was taken by all or by none
-        counted = calm.history[calm.history["step"].isin(hit.history["step"])]
-        own = int(counted["samples"].sum())
+    counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
+    # Dead ranks may not have reported all rows. Either all ranks took a step or none did, so the
+    # samples come from `calm`.
+    if disturbed_run.metrics["faults"]:
+        counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
+        counted_samples = int(counted["samples"].sum())
     recovery = sum(
-        sum(took for part, took in fault["seconds"].items() if part != "trace")
-        for fault in hit.metrics["faults"]
+        sum(
+            seconds_of_part for part, seconds_of_part in fault["seconds"].items() if part != "trace"
+        )
+        for fault in disturbed_run.metrics["faults"]
     )
     return row | {
-        "goodput": own / spent,
-        "kept": own / spent / (samples / seconds),
-        "lost": max(0, samples - own),
-        "accuracy": hit.metrics.get("test_accuracy", math.nan),
-        "recovery": recovery or max(0.0, longest - gap),
+        "goodput": counted_samples / disturbed_seconds,
+        "kept": counted_samples / disturbed_seconds / (samples / seconds),
+        "lost": max(0, samples - counted_samples),
+        "accuracy": disturbed_run.metrics.get("test_accuracy", math.nan),
+        "recovery": recovery or max(0.0, disturbed_gap - gap),
     }
 
 
-def _counted(run: Run) -> tuple[int, float, float]:
-    """Samples that counted, the seconds of all, and the longest between two that came."""
-    history = in_order(run.history)
-    own = history[applied(history)]
-    # The first step is traced.
-    ended = np.sort(own["ended"].unique())
+def _applied_samples(run: Run) -> tuple[int, float, float]:
+    """Return applied samples, total seconds, and the longest seconds between applied gradients."""
+    history = with_end_times(run.history)
+    counted_rows = history[is_applied(history)]
+    # The first end time is that of the traced first step, whose duration thus is in no gap.
+    ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
-    return int(own["samples"].sum()), float(history["ended"].max()), float(gaps.max(initial=0.0))
+    return (
+        int(counted_rows["samples"].sum()),
+        float(history["ended"].max()),
+        float(gaps.max(initial=0.0)),
+    )

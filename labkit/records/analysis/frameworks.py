@@ -1,4 +1,4 @@
-"""Other frameworks' strategies beside labkit's: what each does, costs and reaches."""
+"""A comparison of other frameworks' strategies with labkit's: taxonomy, costs and accuracy."""
 
 from __future__ import annotations
 
@@ -8,60 +8,67 @@ from typing import TYPE_CHECKING
 
 from labkit.common.canonical_json import JSON
 from labkit.records.run import Run
-from labkit.strategies import RING, STRATEGIES, Peer, TFDistribute
-from labkit.strategies.tf_distribute import Kind
+from labkit.strategies import RING, STRATEGIES, ExternalFramework, TFDistribute
+from labkit.strategies.tf_distribute import TFKind
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-OURS = "labkit's"  # column: which of labkit's strategies does the same
-# What does not define the work that is done, of all that an experiment is.
-NOT_WORK = ("schema", "name", "strategy", "gate")
+EQUIVALENT_COLUMN = "labkit's"  # table column with labkit's equivalent strategy
+# Fields of an experiment that do not define the work of training.
+NOT_WORK = ("schema", "name", "strategy", "verify")
 
 
 @dataclass(frozen=True)
 class FrameworkComparison:
-    """Runs of other frameworks' strategies and of labkit's.
+    """The result of a comparison of other frameworks' runs with labkit's runs.
 
     Attributes:
-        table: a row a run: its strategy, where it stands, what a step costs, where it ends.
-        pairs: rows of one of theirs, and of the run of labkit's that does the same work.
-        alone: rows of theirs without such a run, and why there is none.
+        table: One row per run, with strategy, taxonomy, cost of a step, and accuracy.
+        pairs: Pairs of rows: another framework's run, and labkit's run with the same work.
+        unmatched: Rows of other frameworks' runs without an equivalent labkit run, each with the
+            reason.
     """
 
     table: pd.DataFrame
     pairs: list[tuple[pd.Series, pd.Series]]
-    alone: list[tuple[pd.Series, str]]
+    unmatched: list[tuple[pd.Series, str]]
 
 
-def beside(runs: Mapping[str, Run]) -> FrameworkComparison:
-    """Runs by name, all completed."""
+def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
+    """Compare other frameworks' completed runs with labkit's completed runs."""
     import pandas as pd
 
     table = pd.DataFrame([_row(name, run) for name, run in runs.items()])
-    found = FrameworkComparison(table, [], [])
-    each = [(row, run) for (_, row), run in zip(table.iterrows(), runs.values(), strict=True)]
-    for theirs, run in each:
+    comparison = FrameworkComparison(table, [], [])
+    rows_and_runs = [
+        (row, run) for (_, row), run in zip(table.iterrows(), runs.values(), strict=True)
+    ]
+    for theirs, run in rows_and_runs:
         if (kind := _kind(run.experiment["strategy"])) is None:
             continue
-        kin = [pair for pair in each if _does(pair[1].experiment["strategy"], kind.ours)]
-        differences = [_differences(run, other) for _, other in kin]
-        same = [ours for (ours, _), names in zip(kin, differences, strict=True) if not names]
-        found.pairs.extend((theirs, ours) for ours in same)
+        matching = [
+            pair for pair in rows_and_runs if _matches(pair[1].experiment["strategy"], kind.ours)
+        ]
+        differences = [_differences(run, other) for _, other in matching]
+        same = [ours for (ours, _), names in zip(matching, differences, strict=True) if not names]
+        comparison.pairs.extend((theirs, ours) for ours in same)
         if not same:
-            least = min(differences, key=len, default=[])
-            does = f"other work: {', '.join(least)}" if least else "no run beside it"
-            found.alone.append((theirs, f"labkit's {theirs[OURS]} has {does}"))
-    return found
+            fewest = min(differences, key=len, default=[])
+            reason = f"other work: {', '.join(fewest)}" if fewest else "no run of the same work"
+            comparison.unmatched.append(
+                (theirs, f"labkit's {theirs[EQUIVALENT_COLUMN]} has {reason}")
+            )
+    return comparison
 
 
-def sent(run: Run) -> pd.DataFrame:
-    """Bytes a step from task to task of another framework's; no rows for a run that has none."""
+def sent_bytes(run: Run) -> pd.DataFrame:
+    """Return the bytes per step between another framework's tasks; empty for labkit's own runs."""
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    # Records of before count from the start of the processes, over all steps.
+    # Older records count bytes from the start of the processes, over all steps.
     steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
@@ -72,59 +79,61 @@ def sent(run: Run) -> pd.DataFrame:
 
 
 def _differences(run: Run, other: Run) -> list[str]:
-    """What defines the work of one run, and is another of the other one."""
+    """Return the names of the fields that define the work and differ between two runs."""
     one, two = run.experiment, other.experiment
     names = dict.fromkeys([*one, *two])
     return [name for name in names if name not in NOT_WORK and one.get(name) != two.get(name)]
 
 
-def _does(fields: Mapping[str, JSON], asked: Mapping[str, JSON]) -> bool:
-    """Whether a strategy has these fields, and all others as nobody has asked for."""
-    if fields["name"] != asked["name"]:
+def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
+    """Return True if a strategy has these options, and its other fields have default values."""
+    if fields["name"] != options["name"]:
         return False
-    default = STRATEGIES[str(asked["name"])]().to_json()
-    return default | dict(fields) == default | dict(asked)
+    default = STRATEGIES[str(options["name"])]().to_json()
+    return default | dict(fields) == default | dict(options)
 
 
-def _kind(fields: Mapping[str, JSON]) -> Kind | None:
-    """Where another framework's strategy stands; None for one of labkit's."""
-    if fields["name"] == Peer.__name__:
+def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
+    """Return the taxonomy of another framework's strategy, or None for labkit's strategies."""
+    if fields["name"] == ExternalFramework.__name__:
         return RING
     if fields["name"] != TFDistribute.__name__:
         return None
-    return TFDistribute.model_validate({k: v for k, v in fields.items() if k != "name"}).stands
+    return TFDistribute.model_validate({k: v for k, v in fields.items() if k != "name"}).equivalent
 
 
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
     gate = metrics["equivalence"]
-    # Bytes of other processes are known where the kernel counts them.
+    # The bytes of other frameworks' processes are known only if the kernel counts them.
     exchange = metrics.get("exchange") or {}
     counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
     return {
         "run": name,
-        **dict(_place(fields, exchange, run.experiment["workers"])),
+        **dict(_taxonomy(fields, exchange, run.experiment["workers"])),
         "network": metrics.get("network") or "this machine's own",
-        "gate": gate["verdict"],
+        "equivalence": gate["verdict"],
         "why": gate["reason"],
-        # Elsewhere nobody knows whether the same is computed, and how fast says nothing.
+        # Without verified equivalence the work may differ, so step times are not comparable.
         "step_ms": metrics["step_ms"]["median"] if gate["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),
     }
 
 
-def _place(
+def _taxonomy(
     fields: Mapping[str, JSON], exchange: Mapping[str, JSON], workers: int
 ) -> Iterator[tuple[str, JSON]]:
-    if (theirs := _kind(fields)) is not None:
+    if (foreign_kind := _kind(fields)) is not None:
         yield "strategy", str(exchange.get("algorithm", "")).rpartition(".")[2]
-        yield "architecture", theirs.architecture
-        yield "synchronization", theirs.synchronization
-        yield "algorithm", theirs.algorithm
-        options = ", ".join(f"{name}={v!r}" for name, v in theirs.ours.items() if name != "name")
-        yield OURS, f"{theirs.ours['name']}({options})"
-        yield "legacy", "Keras 3's fit does not carry it" if theirs.legacy else ""
+        yield "architecture", foreign_kind.architecture
+        yield "synchronization", foreign_kind.synchronization
+        yield "algorithm", foreign_kind.algorithm
+        options = ", ".join(
+            f"{name}={v!r}" for name, v in foreign_kind.ours.items() if name != "name"
+        )
+        yield EQUIVALENT_COLUMN, f"{foreign_kind.ours['name']}({options})"
+        yield "legacy", "Keras 3's fit does not support it" if foreign_kind.legacy else ""
         return
     kind = STRATEGIES[str(fields["name"])]
     cell = kind.model_validate({k: v for k, v in fields.items() if k != "name"}).cell(workers)
@@ -132,5 +141,5 @@ def _place(
     yield "architecture", cell.architecture
     yield "synchronization", cell.synchronization
     yield "algorithm", exchange.get("algorithm") or fields.get("algorithm", "")
-    yield OURS, "itself"
+    yield EQUIVALENT_COLUMN, "itself"
     yield "legacy", ""

@@ -1,4 +1,4 @@
-"""What precision costs and saves, run by run, and how a loss scale moved step by step."""
+"""Costs and savings of numeric precisions by run, and the loss scale by step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from labkit.records.verdict import accuracies, judge_runs
 if TYPE_CHECKING:
     import pandas
 
-KEPT = ("weights", "gradients", "optimizer")  # bytes that a rank keeps from step to step
+PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")  # kinds of memory that persist
 _VERDICTS = {"loss": "loss", "no loss": "no loss", "none": "no verdict"}
 
 
 def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
-    """A row a run: precision of compute and wire, accuracy and verdict, bytes, milliseconds.
+    """Return one row per run: precision of compute and messages, accuracy, verdict, bytes, ms.
 
-    `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are those of the rank
-    that has most; a run whose equivalence gate failed has no milliseconds.
+    `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are maxima over ranks.
+    For a run that failed verification, no times are reported.
 
     Args:
-        runs: completed ones by name, the baseline among them or not.
-        baseline: against which accuracy is judged.
+        runs: Completed runs by name; the baseline may be among them.
+        baseline: Run with whose accuracy the other runs are compared.
     """
     import pandas as pd
 
@@ -34,10 +34,10 @@ def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
 
 
 def loss_scales(rows: Iterable[Mapping[str, float]]) -> pandas.DataFrame:
-    """The loss scale and the updates made so far, a row a step, a column a rank.
+    """Return a table of loss scales and numbers of updates: one row per step, columns per rank.
 
     Args:
-        rows: of all ranks, with `step`, `rank`, `loss_scale` and `updates`.
+        rows: Records of all ranks and steps, each with `step`, `rank`, `loss_scale` and `updates`.
     """
     import pandas as pd
 
@@ -48,17 +48,17 @@ def loss_scales(rows: Iterable[Mapping[str, float]]) -> pandas.DataFrame:
 
 def _row(run: Run, baseline: Run) -> dict[str, JSON]:
     metrics, fields = run.metrics, run.experiment
-    found = list(accuracies(run).values())
+    values = list(accuracies(run).values())
     missing = float("nan")
-    own, refused = run.path == baseline.path, gate_failed(run)
+    is_baseline, failed = run.path == baseline.path, gate_failed(run)
     return {
         "compute": fields["precision"],
         "wire": (compressor_of(run) or {}).get("name", "as the gradients"),
-        "test_accuracy": sum(found) / len(found) if found else missing,
-        "verdict": "baseline" if own else _VERDICTS[judge_runs(run, baseline).kind],
-        **{f"{kind}_bytes": metrics["memory_bytes"][kind] for kind in (*KEPT, "peak")},
+        "test_accuracy": sum(values) / len(values) if values else missing,
+        "verdict": "baseline" if is_baseline else _VERDICTS[judge_runs(run, baseline).kind],
+        **{f"{kind}_bytes": metrics["memory_bytes"][kind] for kind in (*PERSISTENT_MEMORY, "peak")},
         "payload_bytes_per_step": metrics["payload_bytes_per_step"],
         "wire_bytes_per_step": metrics["wire_bytes_per_step"],
-        "step_ms": missing if refused else metrics["step_ms"]["median"],
-        "codec_ms": missing if refused else metrics["codec_ms_per_step"],
+        "step_ms": missing if failed else metrics["step_ms"]["median"],
+        "codec_ms": missing if failed else metrics["codec_ms_per_step"],
     }

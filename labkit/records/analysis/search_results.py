@@ -1,4 +1,4 @@
-"""What a search tried, what it came to, and which parameters mattered: Optuna's own record."""
+"""Results of a hyperparameter search from Optuna's journal: trials, best values, importances."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
 
-JOURNAL = "optuna.journal"  # in the sweep's folder: Optuna's storage
+JOURNAL = "optuna.journal"  # Optuna's storage file in a sweep's folder
 STUDY = "labkit"
-LONGEST_JOURNAL = 2**26  # bytes; one of thousands of trials, each with its curve, has some millions
+LONGEST_JOURNAL = 2**26  # bytes; the journal of thousands of trials with curves has millions
 
 
-class Searched(NamedTuple):
-    """A search: what for, its trials, and the importance of each parameter, if it can be told."""
+class SearchResult(NamedTuple):
+    """A search: the metric's name, a table of trials, and parameters' importances if computable."""
 
     metric: str
     trials: pd.DataFrame
@@ -32,7 +32,7 @@ class Searched(NamedTuple):
 
 
 def storage(folder: Path) -> optuna.storages.JournalStorage:
-    """Optuna's storage in a sweep's folder."""
+    """Return Optuna's journal storage in a sweep's folder."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -40,14 +40,14 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
-        os.close(open_file(journal))  # refuses a link, and a pipe, which Optuna would wait for
-    # Optuna's usual lock is a link, and a folder with links is not resumed.
+        os.close(open_file(journal))  # rejects a symbolic link, and a pipe that would block Optuna
+    # Optuna's default lock is a symbolic link, but labkit refuses to resume folders with links.
     lock = JournalFileOpenLock(str(journal))
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
 def folders(runs: Iterable[Run]) -> list[Path]:
-    """The folders of searches in which these runs lie."""
+    """Return the folders of those searches to which these runs belong."""
     sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
     journals = {folder: folder / JOURNAL for folder in sweeps}
     return [
@@ -57,27 +57,27 @@ def folders(runs: Iterable[Run]) -> list[Path]:
     ]
 
 
-def searched(folder: Path) -> Searched:
-    """What a search came to so far.
+def search_result(folder: Path) -> SearchResult:
+    """Return the results that a search has so far.
 
-    Trials have a row each that has ended with a value: trial (from 1), value, state, best (so far,
-    of those that were not pruned).
+    Each trial that ended with a value has one row: trial (number from 1), value, state, and best
+    (the best value so far of trials that were not pruned).
 
     Raises:
-        LabkitError: its record or its journal cannot be read.
+        LabkitError: The sweep's record or Optuna's journal cannot be read.
     """
     try:
         if (size := (folder / JOURNAL).lstat().st_size) > LONGEST_JOURNAL:
-            raise ValueError(f"it has {size:,} bytes; at most {LONGEST_JOURNAL:,} are read here")
+            raise ValueError(f"it has {size:,} bytes; allowed: at most {LONGEST_JOURNAL:,}")
         return _read(folder, store.read_json(folder / "sweep.json")["search"])
     except LabkitError:
         raise
-    # Optuna lets through whatever a journal that it has not written makes its parts raise.
+    # A damaged journal can raise any exception inside Optuna.
     except Exception as error:
         raise LabkitError(f"{folder.name}/{JOURNAL} cannot be read: {short(error)}") from error
 
 
-def _read(folder: Path, record: store.Record) -> Searched:
+def _read(folder: Path, record: store.Record) -> SearchResult:
     import optuna
     import pandas as pd
 
@@ -88,11 +88,11 @@ def _read(folder: Path, record: store.Record) -> Searched:
         if trial.value is not None and trial.state.is_finished()
     ]
     trials = pd.DataFrame(rows, columns=["trial", "value", "state"])
-    whole = trials["value"].where(trials["state"] == "complete")
-    trials["best"] = (whole.cummax() if record["maximize"] else whole.cummin()).ffill()
+    completed = trials["value"].where(trials["state"] == "complete")
+    trials["best"] = (completed.cummax() if record["maximize"] else completed.cummin()).ffill()
     importances: dict[str, float] = {}
-    if whole.nunique() > 1 and len(record["axes"]) > 1:
+    if completed.nunique() > 1 and len(record["axes"]) > 1:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             importances = optuna.importance.get_param_importances(study)
-    return Searched(str(record["metric"]), trials, importances)
+    return SearchResult(str(record["metric"]), trials, importances)

@@ -1,30 +1,33 @@
-"""Two runs with the same seeds: where each seed ends with a lower loss."""
+"""A comparison of the final losses of two runs, seed by seed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.records.pace import in_order
+from labkit.records.pace import with_end_times
 from labkit.records.run import Run
-from labkit.records.verdict import seeds_of
+from labkit.records.verdict import completed_seeds
 
 if TYPE_CHECKING:
     import pandas
 
-LAST = 20  # steps over which a training loss is averaged: one batch alone is noise
+LAST_STEPS = 20  # number of last steps whose mean is the training loss; one batch is too noisy
 LOSSES = ("training_loss", "test_loss")
 
 
 def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
-    """Losses at the end of both runs, a row a seed that both completed; where the first is lower.
+    """Return both runs' final losses by common seed, and whether the candidate's are lower.
 
-    `training_loss` is the mean over ranks and the last 20 steps, `test_loss` that of the trained
-    model on the test data. Raises LabkitError where the runs share no completed seed.
+    `training_loss` is the mean over ranks and the last 20 steps. `test_loss` is the loss of the
+    trained model on test data.
+
+    Raises:
+        LabkitError: The runs share no completed seed.
     """
-    mine, yours = _ends(candidate), _ends(baseline)
-    # Only seeds of both: they start from the same weights and see the same batches.
-    table = mine.join(yours.add_prefix("baseline_"), how="inner")
+    candidate_losses, baseline_losses = _ends(candidate), _ends(baseline)
+    # Runs of the same seed start from the same weights and see the same batches.
+    table = candidate_losses.join(baseline_losses.add_prefix("baseline_"), how="inner")
     if table.empty:
         raise LabkitError(
             f"{candidate.name} and {baseline.name} share no completed seed: run both with the "
@@ -36,14 +39,14 @@ def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
 
 
 def _ends(run: Run) -> pandas.DataFrame:
-    """A row a seed: its losses at the end."""
+    """Return a table of a run's final losses, one row per completed seed."""
     import pandas as pd
 
     rows = {}
-    for each in seeds_of(run):
-        history = in_order(each.history)
-        late = history[history["step"] > history["step"].max() - LAST]
-        ends = (float(late["loss"].mean()), float(each.metrics["test_loss"]))
-        rows[int(each.experiment["seed"])] = ends
+    for seed_run in completed_seeds(run):
+        history = with_end_times(seed_run.history)
+        last_rows = history[history["step"] > history["step"].max() - LAST_STEPS]
+        ends = (float(last_rows["loss"].mean()), float(seed_run.metrics["test_loss"]))
+        rows[int(seed_run.experiment["seed"])] = ends
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(LOSSES))
     return table.rename_axis("seed")

@@ -1,4 +1,4 @@
-"""Answers by replicas, stages and slices: how soon, how many a second, and from what memory."""
+"""Measurements of inference by replicas, stages and slices: latency, throughput and memory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from labkit.common.canonical_json import JSON
 if TYPE_CHECKING:
     import pandas as pd
 
-ALONE = "one process"
-# Of the answers' own precision: sums of other order differ by far less, another model by far more.
+ONE_PROCESS = "one process"
+# Allowed difference of answers, in units of their precision's rounding error. Another order of
+# summation causes a far smaller difference, another model a far larger one.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
 
 @dataclass(frozen=True)
-class Served:
-    """What `labkit.cluster.serve` has measured.
+class ServingMeasurements:
+    """Measurements of `labkit.cluster.serve`.
 
     Attributes:
-        times: a row a call: network, way, batch_size, what ("first", "batch", "stream"), rows,
-            seconds.
-        weights: a row a way and rank: weights_bytes.
-        differences: by way, the largest from what one process answers.
-        allowed: what of that rounding may do.
-        workers, threads: ranks, and threads of each.
-        oversubscribed: whether they are more than cores.
-        under_way: batches of a stream.
+        times: One row per call: network, way (of serving: one process, replicas, stages or slices),
+            batch_size, what ("first", "batch", "stream"), rows (samples), seconds.
+        weights: One row per way of serving and rank, with weights_bytes.
+        differences: Largest absolute difference from the answers of one process, by way of serving.
+        allowed: Largest absolute difference that rounding can explain.
+        workers, threads: Number of ranks, and of threads per rank.
+        oversubscribed: True if there are more threads than CPU cores.
+        under_way: Number of concurrent batches in a stream.
     """
 
     times: pd.DataFrame
@@ -42,59 +43,65 @@ class Served:
     under_way: int
 
     def latency(self) -> pd.DataFrame:
-        """A row a network, way and batch size: ms from a batch to its answer.
+        """Return the ms from a batch's request to its answer, by network, way and batch size.
 
         Columns: median (latency_ms), p10 and p90 (latency_ms_low, latency_ms_high), the first call
-        (first_ms), and the median as a share of one process's (of_one_process).
+        (first_ms), and the median relative to one process (of_one_process).
         """
-        own = self.times[self.times["what"] == "batch"]
-        found = 1e3 * _spread(own, "seconds", (0.5, 0.1, 0.9))
-        found.columns = ["latency_ms", "latency_ms_low", "latency_ms_high"]
+        batches = self.times[self.times["what"] == "batch"]
+        latencies = 1e3 * _spread(batches, "seconds", (0.5, 0.1, 0.9))
+        latencies.columns = ["latency_ms", "latency_ms_low", "latency_ms_high"]
         first = self.times[self.times["what"] == "first"]
-        found["first_ms"] = 1e3 * first.set_index(KEYS)["seconds"]
-        return self._beside(found.reset_index(), "latency_ms")
+        latencies["first_ms"] = 1e3 * first.set_index(KEYS)["seconds"]
+        return self._relative_to_one_process(latencies.reset_index(), "latency_ms")
 
     def throughput(self) -> pd.DataFrame:
-        """A row a network, way and batch size: rows answered a second, with batches in a stream.
+        """Return the answered samples per second of streams, by network, way and batch size.
 
-        Columns: median (rows_per_second), least and most (…_low, …_high), of_one_process.
+        Columns: median (rows_per_second), minimum and maximum (…_low, …_high), and the median
+        relative to one process (of_one_process).
         """
-        own = self.times[self.times["what"] == "stream"]
-        own = own.assign(rate=own["rows"] / own["seconds"])
-        found = _spread(own, "rate", (0.5, 0.0, 1.0))
+        streams = self.times[self.times["what"] == "stream"]
+        streams = streams.assign(rate=streams["rows"] / streams["seconds"])
+        rates = _spread(streams, "rate", (0.5, 0.0, 1.0))
         name = "rows_per_second"
-        found.columns = [name, f"{name}_low", f"{name}_high"]
-        return self._beside(found.reset_index(), name)
+        rates.columns = [name, f"{name}_low", f"{name}_high"]
+        return self._relative_to_one_process(rates.reset_index(), name)
 
     def memory(self) -> pd.DataFrame:
-        """A row a way: bytes of weights on each rank, and the most on one as a share of all."""
-        found = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
-        found = found.reindex(dict.fromkeys(self.weights["way"]))
-        whole = found.loc[ALONE].max()
-        found.columns = [f"rank {rank}, weights_bytes" for rank in found.columns]
-        most = found.max(axis=1)
-        return found.assign(most_weights_bytes=most, share=most / whole)
+        """Return the bytes of weights by way and rank, and the largest fraction on one rank."""
+        by_rank = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
+        by_rank = by_rank.reindex(dict.fromkeys(self.weights["way"]))
+        whole = by_rank.loc[ONE_PROCESS].max()
+        by_rank.columns = [f"rank {rank}, weights_bytes" for rank in by_rank.columns]
+        most = by_rank.max(axis=1)
+        return by_rank.assign(most_weights_bytes=most, share=most / whole)
 
     def answers(self) -> pd.DataFrame:
-        """A row a way: the largest difference from one process, and what is allowed."""
+        """Return the largest difference from one process, and the allowed difference, by way."""
         import pandas as pd
 
-        # As texts: rounded to places, a table would call them all 0.
-        rows = [(way, f"{far:.1e}", f"{self.allowed:.1e}") for way, far in self.differences.items()]
+        # The values are texts, because a table would round such small numbers to 0.
+        rows = [
+            (way, f"{difference:.1e}", f"{self.allowed:.1e}")
+            for way, difference in self.differences.items()
+        ]
         return pd.DataFrame(rows, columns=["way", "largest_difference", "allowed"]).set_index("way")
 
-    def _beside(self, found: pd.DataFrame, column: str) -> pd.DataFrame:
-        alone = found[found["way"] == ALONE].set_index(["network", "batch_size"])[column]
-        beside = zip(found["network"], found["batch_size"], strict=True)
-        return found.assign(of_one_process=found[column] / [alone[place] for place in beside])
+    def _relative_to_one_process(self, table: pd.DataFrame, column: str) -> pd.DataFrame:
+        one_process = table[table["way"] == ONE_PROCESS].set_index(["network", "batch_size"])[
+            column
+        ]
+        keys = zip(table["network"], table["batch_size"], strict=True)
+        return table.assign(of_one_process=table[column] / [one_process[key] for key in keys])
 
 
-def _spread(own: pd.DataFrame, column: str, shares: Iterable[float]) -> pd.DataFrame:
-    """Quantiles of a column by network, way and batch size, in the order of the rows."""
-    return own.groupby(KEYS, sort=False)[column].quantile([*shares]).unstack().loc[:, [*shares]]
+def _spread(rows: pd.DataFrame, column: str, shares: Iterable[float]) -> pd.DataFrame:
+    """Return quantiles of a column by network, way and batch size, in their order of occurrence."""
+    return rows.groupby(KEYS, sort=False)[column].quantile([*shares]).unstack().loc[:, [*shares]]
 
 
-def served(
+def serving_measurements(
     times: list[dict[str, JSON]],
     weights: list[dict[str, int]],
     differences: dict[str, float],
@@ -103,19 +110,19 @@ def served(
     threads: int,
     cores: int,
     under_way: int,
-) -> Served:
-    """What ranks have told, as tables; weights: by way, of each rank."""
+) -> ServingMeasurements:
+    """Return the ranks' measurements as tables; `weights` has, for each rank, bytes by way."""
     import pandas as pd
 
-    held = [
+    weight_rows = [
         {"way": way, "rank": rank, "weights_bytes": nbytes}
-        for rank, own in enumerate(weights)
-        for way, nbytes in own.items()
+        for rank, rank_weights in enumerate(weights)
+        for way, nbytes in rank_weights.items()
         if nbytes
     ]
-    return Served(
+    return ServingMeasurements(
         pd.DataFrame(times),
-        pd.DataFrame(held),
+        pd.DataFrame(weight_rows),
         differences,
         allowed,
         workers,

@@ -1,4 +1,4 @@
-"""Runs of one setting that differ in their seeds, as one run with repeats."""
+"""Groups of runs that differ only in their seeds, presented as one run with repeats."""
 
 from __future__ import annotations
 
@@ -19,43 +19,47 @@ _CHANCE = ("seed", "repeats")
 
 @dataclass(frozen=True)
 class Seeds(Run):
-    """Completed runs with other seeds and otherwise equal parameters, to be read as one run."""
+    """Completed runs that differ only in their seeds, presented as one run with repeats."""
 
     members: tuple[Run, ...] = ()
 
     @cached_property
     def metrics(self) -> Record:
-        """Medians over the seeds, and `spread`, as of a run with repeats."""
-        # In the function: it imports what an experiment is, which reading one run does not need.
+        """Medians of the metrics over seeds, and `spread`, as for a run with repeats."""
+        # The import is local, because it also imports `Experiment`, which most readers do not need.
         from labkit.records.measure import aggregate
 
         return aggregate(self.seeds)
 
     @cached_property
     def history(self) -> pandas.DataFrame:
-        """The rows of all seeds."""
+        """History rows of all seeds."""
         import pandas as pd
 
         return pd.concat([member.history for member in self.members], ignore_index=True)
 
     @property
     def seeds(self) -> list[Run]:
-        """One run a seed."""
+        """One run per seed."""
         return [seed for member in self.members for seed in member.seeds or [member]]
 
 
-def gathered(runs: Sequence[Run]) -> list[Run]:
-    """Each setting once, in the order of its first run; what did not complete stays alone.
+def group_seeds(runs: Sequence[Run]) -> list[Run]:
+    """Combine runs that differ only in their seeds; a run without metrics stays alone.
 
-    Runs with the same seed are no repeats of each other, but of another setting: the same again.
+    Groups are in the order of their first runs. Two runs with the same seed are not repeats of each
+    other, so the second one starts another group.
     """
-    found: dict[tuple[str, int], list[Run]] = {}
-    times: dict[str, int] = {}
-    for place, run in enumerate(runs):
+    groups: dict[tuple[str, int], list[Run]] = {}
+    occurrences: dict[str, int] = {}
+    for index, run in enumerate(runs):
         fields = {name: value for name, value in run.experiment.items() if name not in _CHANCE}
         setting = json.dumps(fields, sort_keys=True)
-        whole = json.dumps([setting, run.experiment.get("seed"), run.experiment.get("repeats")])
-        times[whole] = times.get(whole, 0) + 1
-        key = (setting, times[whole]) if run.metrics else (str(place), 0)
-        found.setdefault(key, []).append(run)
-    return [own[0] if len(own) == 1 else Seeds(own[0].path, tuple(own)) for own in found.values()]
+        identity = json.dumps([setting, run.experiment.get("seed"), run.experiment.get("repeats")])
+        occurrences[identity] = occurrences.get(identity, 0) + 1
+        key = (setting, occurrences[identity]) if run.metrics else (str(index), 0)
+        groups.setdefault(key, []).append(run)
+    return [
+        members[0] if len(members) == 1 else Seeds(members[0].path, tuple(members))
+        for members in groups.values()
+    ]

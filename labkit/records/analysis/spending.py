@@ -1,4 +1,4 @@
-"""What runs reached and what they spent on it; and whom nobody beats."""
+"""Accuracy and costs of runs, their costs until a target, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.records.run import Run, gate_failed
-from labkit.records.verdict import arrivals, seeds_of
+from labkit.records.verdict import arrivals, completed_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,23 +17,24 @@ MEASURES = ("accuracy", "bytes", "seconds")
 
 
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """A row a run with a test accuracy: run, network, clock, of each measure mean, _low and _high.
+    """Return accuracy and costs of runs with a test accuracy, one row per run.
 
-    Measures, over the seeds: accuracy, a share; bytes, that all ranks put on the wire after the
-    first step, in which is sent what is sent once; seconds of training after the first step,
-    missing where the equivalence gate failed or a seed has one step alone.
+    Columns: run, network, clock, and each measure's mean, minimum (`_low`) and maximum (`_high`)
+    over seeds. Measures are the test accuracy (between 0 and 1), the total bytes that all ranks
+    send, and the seconds of training. Bytes and seconds exclude the first step, which compiles and
+    sends one-time data. Seconds are missing if verification failed or a seed has only one step.
     """
     import pandas as pd
 
     rows = []
     for name, run in runs.items():
-        seeds = [s for s in seeds_of(run) if s.metrics.get("test_accuracy") is not None]
+        seeds = [s for s in completed_seeds(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
             spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
-            # Mean, low and high of a measure stand beside each other, as `columns` names them.
-            ends = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
+            # A measure's mean, minimum and maximum are adjacent, in the order of `columns`.
+            bands = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
             link = str(run.metrics.get("network")), run.metrics.get("clock") or "wall"
-            rows.append([name, *link, *ends.ravel()])
+            rows.append([name, *link, *bands.ravel()])
     columns = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=["run", "network", "clock", *columns])
 
@@ -41,32 +42,35 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
 def to_target(
     runs: Mapping[str, Run], target: float, measure: str = "val_accuracy"
 ) -> pd.DataFrame:
-    """A row a run: when it had reached a target, on its own clock, and what it had spent by then.
+    """Return the costs of each run until it reached a target, in seconds of the run's own clock.
 
-    Columns: run; clock; network; seeds; reached, how many of them did; and of seconds, bytes (on
-    the wire, of all ranks) and samples the mean, `_low` and `_high` over those that did. Without
-    seconds where the equivalence gate failed.
+    Columns: run; clock; network; seeds (number of seeds); reached (number of seeds that reached the
+    target). For seconds, bytes (sent by all ranks) and samples there are the mean, minimum (`_low`)
+    and maximum (`_high`) over the seeds that reached it. Seconds are missing if verification
+    failed.
 
     Args:
-        runs: by name; target, measure: as for `labkit.records.verdict.arrivals`.
+        runs: Runs by name.
+        target: Accuracy or loss to reach, as for `labkit.records.verdict.arrivals`.
+        measure: "val_accuracy" or "val_loss".
     """
     import pandas as pd
 
     rows = []
     for name, run in runs.items():
-        found = arrivals(run, target, measure)
-        there = [each for each in found.values() if each is not None]
+        arrivals_by_seed = arrivals(run, target, measure)
+        reached = [arrival for arrival in arrivals_by_seed.values() if arrival is not None]
         row = {
             "run": name,
             "clock": run.metrics.get("clock"),
             "network": run.metrics.get("network"),
         }
-        row |= {"seeds": len(found), "reached": len(there)}
+        row |= {"seeds": len(arrivals_by_seed), "reached": len(reached)}
         for column, field in _SPENT.items():
             timed = column == "seconds" and gate_failed(run)
-            values = [] if timed else [float(getattr(each, field)) for each in there]
-            ends = (np.mean(values), min(values), max(values)) if values else (np.nan,) * 3
-            row |= {f"{column}{end}": ends[k] for k, end in enumerate(("", "_low", "_high"))}
+            values = [] if timed else [float(getattr(arrival, field)) for arrival in reached]
+            band = (np.mean(values), min(values), max(values)) if values else (np.nan,) * 3
+            row |= {f"{column}{suffix}": band[k] for k, suffix in enumerate(("", "_low", "_high"))}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -75,38 +79,39 @@ _SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 
 
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """The rows with all of these measures that no other such row beats.
+    """Return the Pareto front: the rows with all these measures that no such row dominates.
 
-    One row beats another that is at least as good in all of them, and better in one. Where seconds
-    are among them, only runs on the same network and clock stand against each other.
+    A row dominates another if it is at least as good in all measures, and better in one. If seconds
+    are among the measures, only runs on the same network and clock are compared.
     """
-    whole = table.dropna(subset=list(measures))
-    # Turned, so that more is better in every column.
+    complete_rows = table.dropna(subset=list(measures))
+    # After multiplication with the signs, a greater value is better in every column.
     signs = [1 if name == "accuracy" else -1 for name in measures]
-    good = whole[list(measures)].to_numpy(float) * signs
-    # Every row against every other; there are hundreds of runs at most.
-    ours, theirs = good[:, None, :], good[None, :, :]
-    beaten = (theirs >= ours).all(axis=2) & (theirs > ours).any(axis=2)
+    scores = complete_rows[list(measures)].to_numpy(float) * signs
+    # Comparing all pairs is fast enough for a few hundred runs.
+    first, second = scores[:, None, :], scores[None, :, :]
+    beaten = (second >= first).all(axis=2) & (second > first).any(axis=2)
     if "seconds" in measures:
-        for same in (whole["network"].to_numpy(), whole["clock"].to_numpy()):
+        for same in (complete_rows["network"].to_numpy(), complete_rows["clock"].to_numpy()):
             beaten &= same[:, None] == same[None, :]
-    return whole[~beaten.any(axis=1)]
+    return complete_rows[~beaten.any(axis=1)]
 
 
 def steps_of(run: Run) -> int | None:
-    """How many steps were trained, as the last epoch counts them; None where there is none."""
+    """Return the number of trained steps at the last epoch's end, or None without epochs."""
     epochs = run.metrics.get("epochs") or []
     return int(epochs[-1]["step"]) if epochs else None
 
 
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
-    """Accuracy, bytes, seconds; what the first step takes to trace and compile stands apart."""
+    """Return accuracy, bytes and seconds, without the first step, which traces and compiles."""
     metrics = seed.metrics
-    whole = metrics.get("train_seconds") or 0.0  # who logs a result need not time it
-    seconds = whole - metrics.get("first_step_ms", 0.0) / 1e3
-    told = not failed and seconds > 1e-9 * whole  # not of one step alone
-    # Not from the history, which is a file more for each of a thousand runs.
-    each = float(metrics.get("wire_bytes_per_step") or 0.0)
-    later = (steps_of(seed) or 1) - 1
-    nbytes = each * int(metrics.get("workers") or 1) * later
-    return float(metrics["test_accuracy"]), nbytes, seconds if told else np.nan
+    total_seconds = metrics.get("train_seconds") or 0.0  # missing for runs that only log results
+    seconds = total_seconds - metrics.get("first_step_ms", 0.0) / 1e3
+    # A run of a single step has no time after its first step.
+    is_valid = not failed and seconds > 1e-9 * total_seconds
+    # Bytes come from the metrics, because reading a thousand histories would take too long.
+    bytes_per_step = float(metrics.get("wire_bytes_per_step") or 0.0)
+    steps_after_first = (steps_of(seed) or 1) - 1
+    nbytes = bytes_per_step * int(metrics.get("workers") or 1) * steps_after_first
+    return float(metrics["test_accuracy"]), nbytes, seconds if is_valid else np.nan

@@ -1,4 +1,4 @@
-"""A result over two parameters, where the runs have most of their combinations."""
+"""Results over two parameters, from runs that cover most combinations of their values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from labkit.common.errors import InvalidInput
 from labkit.records.analysis.columns import (
     RESULTS,
     Value,
-    measured,
-    numbers,
-    ordered,
+    metric_values,
+    numeric_metrics,
     parameters,
-    unknown,
+    sorted_values,
+    unknown_name_error,
     values_of,
 )
 from labkit.records.run import Run, gate_failed
@@ -23,110 +23,131 @@ from labkit.records.run import Run, gate_failed
 if TYPE_CHECKING:
     import pandas
 
-# Chance, a label and a closer look are what cells take the median over.
-_NO_AXIS = ("seed", "repeats", "name", "microscope")
-_FILLED = 0.75  # of all combinations: with fewer it is no grid
+# These fields are never axes, because a cell is the median over their values.
+_NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
+_MIN_COVERAGE = 0.75  # minimum fraction of value combinations that must have runs
 
 
-def crossed(
+def cross_table(
     runs: Mapping[str, Run], x: str, y: str, measures: Sequence[str] = ()
 ) -> pandas.DataFrame:
-    """A row a combination of two parameters that runs have, sorted by y, then by x.
+    """Return one row per combination of two parameters' values, sorted by y, then by x.
 
-    Columns: the parameters, under their own names; runs, the names of those with this combination;
-    gate_failed, how many of them no speed is told of; and each measure, the median of its runs in
-    the unit that its name says, missing where there is none.
+    Columns: both parameters, under their own names; runs (names of the runs with these values);
+    gate_failed (number of these runs that failed verification); and each measure's median over
+    these runs.
 
-    Args: runs: by name; x, y: parameters that differ; measures: names of metrics (by default test
-    accuracy or loss, and samples_per_second).
-    Raises: InvalidInput, a measure that no run has.
+    Args:
+        runs: Runs by name.
+        x, y: Names of two parameters in which the runs differ.
+        measures: Names of metrics; default: test_accuracy (or else test_loss) and
+            samples_per_second.
+
+    Raises:
+        InvalidInput: No run has a measure of this name.
     """
     import pandas as pd
 
-    found = list(runs.values())
-    across, up = values_of(found, x), values_of(found, y)
+    run_list = list(runs.values())
+    x_values, y_values = values_of(run_list, x), values_of(run_list, y)
     cells: dict[tuple[int, int], list[int]] = {}
-    # Both sorted, so that a trend is seen as one.
-    for place, (row, column) in enumerate(zip(_places(up), _places(across), strict=True)):
-        cells.setdefault((row, column), []).append(place)
-    own = [places for _, places in sorted(cells.items())]
-    names, known = list(runs), numbers(found)
+    # Both parameters are sorted, so that a figure shows trends.
+    for index, (row, column) in enumerate(zip(_indices(y_values), _indices(x_values), strict=True)):
+        cells.setdefault((row, column), []).append(index)
+    cell_indices = [indices for _, indices in sorted(cells.items())]
+    names, available = list(runs), numeric_metrics(run_list)
     table = pd.DataFrame(
         {
-            x: pd.Series([across[places[0]] for places in own], dtype=object),
-            y: pd.Series([up[places[0]] for places in own], dtype=object),
-            "runs": [tuple(names[place] for place in places) for places in own],
-            "gate_failed": [sum(gate_failed(found[place]) for place in places) for places in own],
+            x: pd.Series([x_values[indices[0]] for indices in cell_indices], dtype=object),
+            y: pd.Series([y_values[indices[0]] for indices in cell_indices], dtype=object),
+            "runs": [tuple(names[index] for index in indices) for indices in cell_indices],
+            "gate_failed": [
+                sum(gate_failed(run_list[index]) for index in indices) for indices in cell_indices
+            ],
         }
     )
-    for name in measures or _judged(found):
-        if name not in (*RESULTS, *known):
-            raise unknown(name, [*parameters(found), *known])
-        values = measured(found, name)
-        table[name] = [_median([values[place] for place in places]) for places in own]
+    for name in measures or _quality_measures(run_list):
+        if name not in (*RESULTS, *available):
+            raise unknown_name_error(name, [*parameters(run_list), *available])
+        values = metric_values(run_list, name)
+        table[name] = [_median([values[index] for index in indices]) for indices in cell_indices]
     return table
 
 
 def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """The two parameters that make the largest grid: numbers to the right, words down.
+    """Return as (x, y) the two parameters whose grid of values has most runs.
 
-    Args: x, y: what is asked for; None: found.
-    Raises: InvalidInput, where nothing makes a grid, or no run has such a parameter.
+    A numeric parameter is preferred as x, and a parameter with texts as y.
+
+    Args:
+        runs: Runs to arrange in a grid.
+        x, y: Names of required parameters; None (default): any parameter.
+
+    Raises:
+        InvalidInput: No two parameters make a grid, or the runs do not differ in a required
+            parameter.
     """
-    given = parameters(runs)
+    parameter_values = parameters(runs)
     for name in (x, y):
-        if name is not None and name not in given:
-            raise unknown(name, [*given, *numbers(runs)])
+        if name is not None and name not in parameter_values:
+            raise unknown_name_error(name, [*parameter_values, *numeric_metrics(runs)])
     if x is not None and y is not None:
         return x, y
-    found = _largest(given, x or y)
-    if found is None:
+    axes = _largest_grid(parameter_values, x or y)
+    if axes is None:
         raise InvalidInput(
-            "no two parameters of these runs have runs for most of their combinations; name "
-            f"two of those that differ as x and y: {', '.join(given) or 'there are none'}"
+            "no two parameters of these runs have runs for most of their combinations; give "
+            f"two differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
         )
-    # The largest grid may have the parameter that was asked for on the other axis.
-    return found if x in (None, found[0]) and y in (None, found[1]) else found[::-1]
+    # The axes are swapped if the required parameter is on the other axis.
+    return axes if x in (None, axes[0]) and y in (None, axes[1]) else axes[::-1]
 
 
 def has_grid(runs: Iterable[Run]) -> bool:
-    """Whether two parameters make a grid of which a heat map can be drawn."""
-    return _largest(parameters(list(runs))) is not None
+    """Return True if two parameters have runs for most combinations, as a heat map needs."""
+    return _largest_grid(parameters(list(runs))) is not None
 
 
-def _largest(given: dict[str, list[Value]], fixed: str | None = None) -> tuple[str, str] | None:
-    names = [name for name in given if name not in _NO_AXIS or name == fixed]
+def _largest_grid(
+    parameter_values: dict[str, list[Value]], fixed: str | None = None
+) -> tuple[str, str] | None:
+    names = [name for name in parameter_values if name not in _NO_AXIS or name == fixed]
     pairs = [pair for pair in combinations(names, 2) if fixed is None or fixed in pair]
-    y, x = max(pairs, key=lambda pair: _filled(given, *pair), default=("", ""))
-    if not x or not _filled(given, y, x):
+    y, x = max(pairs, key=lambda pair: _grid_size(parameter_values, *pair), default=("", ""))
+    if not x or not _grid_size(parameter_values, y, x):
         return None
-    return (y, x) if _words(given[x]) and not _words(given[y]) else (x, y)
+    return (
+        (y, x) if _has_text(parameter_values[x]) and not _has_text(parameter_values[y]) else (x, y)
+    )
 
 
-def _filled(given: dict[str, list[Value]], one: str, other: str) -> int:
-    """The number of combinations that have runs; 0 where they make no grid."""
-    pairs = {(repr(a), repr(b)) for a, b in zip(given[one], given[other], strict=True)}
-    sides = [len(set(each)) for each in zip(*pairs, strict=True)]
-    enough = min(sides, default=0) > 1 and len(pairs) >= _FILLED * sides[0] * sides[1]
+def _grid_size(parameter_values: dict[str, list[Value]], one: str, other: str) -> int:
+    """Return the number of value combinations with runs, or 0 if too many have no run."""
+    pairs = {
+        (repr(a), repr(b))
+        for a, b in zip(parameter_values[one], parameter_values[other], strict=True)
+    }
+    sides = [len(set(values)) for values in zip(*pairs, strict=True)]
+    enough = min(sides, default=0) > 1 and len(pairs) >= _MIN_COVERAGE * sides[0] * sides[1]
     return len(pairs) if enough else 0
 
 
-def _words(values: Sequence[Value]) -> bool:
+def _has_text(values: Sequence[Value]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
-def _places(values: Sequence[Value]) -> list[int]:
-    """The place of each value among the distinct ones."""
-    place = {repr(value): number for number, value in enumerate(ordered(values))}
-    return [place[repr(value)] for value in values]
+def _indices(values: Sequence[Value]) -> list[int]:
+    """Return the index of each value among the distinct values."""
+    index_of = {repr(value): index for index, value in enumerate(sorted_values(values))}
+    return [index_of[repr(value)] for value in values]
 
 
 def _median(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return median(known) if known else float("nan")
+    present = [value for value in values if value is not None]
+    return median(present) if present else float("nan")
 
 
-def _judged(runs: Sequence[Run]) -> tuple[str, str]:
-    # A regression has no accuracy.
-    judged = "test_accuracy" if any(measured(runs, "test_accuracy")) else "test_loss"
-    return judged, "samples_per_second"
+def _quality_measures(runs: Sequence[Run]) -> tuple[str, str]:
+    # A regression has no accuracy, so its test loss is used instead.
+    quality = "test_accuracy" if any(metric_values(runs, "test_accuracy")) else "test_loss"
+    return quality, "samples_per_second"

@@ -1,4 +1,4 @@
-"""Runs for other tools: a table as CSV or Parquet, and the stores of MLflow and TensorBoard."""
+"""Exports of runs: to a table as CSV or Parquet, to MLflow, and to TensorBoard."""
 
 from labkit.records.export.mlflow import to_mlflow
 from labkit.records.export.tabular import KINDS, export

@@ -1,4 +1,4 @@
-"""A run's timeline as other programs draw it."""
+"""Export of a run's timeline as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# A bucket travels while the rank computes: on one lane such events would hide each other.
+# Rows of a rank in the trace. Buckets are exchanged during computation, and need a lane of their
+# own, because events on one lane hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
 
 def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Record:
-    """Rows of a run's timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
+    """Return a timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
 
     Args:
-        rows: with rank, kind, step, bucket, start, stop (seconds); what is predicted has lanes of
-            its own beside what was measured.
-        clocks: of each rank, how far its clock was found to be ahead of rank 0's, and within what.
+        rows: Timeline rows with rank, kind, step, bucket, start, stop (seconds). Rows of predicted
+            events get separate lanes.
+        clocks: For each rank, its clock's offset from rank 0 and the offset's uncertainty.
     """
     events: list[Record] = []
     lanes = set()
@@ -33,23 +34,25 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
                 "ph": "X",
                 "pid": int(row["rank"]),
                 "tid": lane,
-                # The format counts microseconds.
+                # The Trace Event Format has microseconds.
                 "ts": 1e6 * row["start"],
                 "dur": 1e6 * (row["stop"] - row["start"]),
                 "args": {"step": int(row["step"])},
             }
         )
     for rank in sorted({rank for rank, _ in lanes}):
-        events.append(_named("process_name", rank, name=f"rank {rank}"))
+        events.append(_metadata_event("process_name", rank, name=f"rank {rank}"))
         events += [
-            _named("thread_name", rank, lane, name=NAMES[lane])
+            _metadata_event("thread_name", rank, lane, name=NAMES[lane])
             for lane in range(len(NAMES))
             if lane < 3 or (rank, lane) in lanes
         ]
     for clock in clocks:
-        said = f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
-        events.append(_named("process_labels", int(clock["rank"]), labels=said))
-    # First, so that who asks before replacing a trace need not read all of it.
+        label = (
+            f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
+        )
+        events.append(_metadata_event("process_labels", int(clock["rank"]), labels=label))
+    # The mark comes first, so that a check before overwriting needs only the head of the file.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -57,12 +60,12 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
 def _lane(row: Record) -> int:
     kind = str(row["kind"])
     if kind.startswith("predicted "):
-        # A step may be predicted to last into the next one, which then stands beside it.
+        # A predicted step may overlap the next one, so predicted steps alternate between two lanes.
         return 3 + int(row["step"]) % 2
-    # What a stage computes or sends stands in the lane of training, as "forward 0".
+    # Pipeline stages' actions, such as "forward 0", use the lane of training.
     return LANES.get(kind, 1)
 
 
-def _named(what: str, rank: int, lane: int | None = None, **words: str) -> Record:
+def _metadata_event(event_name: str, rank: int, lane: int | None = None, **words: str) -> Record:
     thread = {} if lane is None else {"tid": lane}
-    return {"name": what, "ph": "M", "pid": rank, "args": words} | thread
+    return {"name": event_name, "ph": "M", "pid": rank, "args": words} | thread

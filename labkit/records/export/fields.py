@@ -1,4 +1,4 @@
-"""What a tool that tracks experiments is told of a run: parameters, results, curves and tags."""
+"""The fields of a run for experiment trackers: parameters, results, curves and tags."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.records.pace import in_order
+from labkit.records.pace import with_end_times
 from labkit.records.run import Run, flatten, verdict
 from labkit.records.store import Record
 
 if TYPE_CHECKING:
     import pandas
 
-STEP = ("loss", "seconds", "compute_seconds", "communicate_seconds", "wait_seconds", "wire_bytes")
+STEP_CURVES = (
+    "loss",
+    "seconds",
+    "compute_seconds",
+    "communicate_seconds",
+    "wait_seconds",
+    "wire_bytes",
+)
 
 
 class Point(NamedTuple):
-    """One number of a curve, and when it was measured (seconds since 1970)."""
+    """One value of a curve at a step, with its time of measurement in seconds since 1970."""
 
     name: str
     step: int
@@ -29,19 +36,25 @@ class Point(NamedTuple):
     value: float
 
 
-def at_least_one(runs: Iterable[Run]) -> list[Run]:
-    """The runs to export.
+def require_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs as a list.
 
-    Raises: LabkitError, where there is none.
+    Raises:
+        LabkitError: There are no runs.
     """
-    found = list(runs)
-    if not found:
-        raise LabkitError("no runs to export: give runs, or a folder that has some (usually runs/)")
-    return found
+    run_list = list(runs)
+    if not run_list:
+        raise LabkitError(
+            "no runs to export: give runs, or a folder that contains runs (usually runs/)"
+        )
+    return run_list
 
 
 def parameters(run: Run) -> dict[str, str | float | bool]:
-    """The experiment's fields by name (`strategy.algorithm`); texts name no machine."""
+    """Return the experiment's fields by dotted name, such as `strategy.algorithm`.
+
+    Texts contain no names of machines or users.
+    """
     flat = flatten(run.experiment)
     return {
         name: value if isinstance(value, bool | int | float) else _text(value)
@@ -50,44 +63,43 @@ def parameters(run: Run) -> dict[str, str | float | bool]:
 
 
 def results(run: Run) -> dict[str, float]:
-    """The metrics that are finite numbers, by name (`step_ms.median`)."""
+    """Return the metrics that are finite numbers, by dotted name, such as `step_ms.median`."""
     return {name: float(v) for name, v in flatten(run.metrics).items() if _is_finite(v)}
 
 
 def tags(run: Run) -> dict[str, str]:
-    """Name, state, cause of a failure, and the gate's verdict."""
+    """Return a run's tags: name, state, cause of failure, and verdict of the equivalence check."""
     status = run.status
-    told = {"run": run.name, "state": status["state"], "gate": verdict(run)}
-    told |= {"cause": status["cause"]} if status.get("cause") else {}
-    return {f"labkit.{name}": _text(value) for name, value in told.items()}
+    values = {"run": run.name, "state": status["state"], "equivalence": verdict(run)}
+    values |= {"cause": status["cause"]} if status.get("cause") else {}
+    return {f"labkit.{name}": _text(value) for name, value in values.items()}
 
 
-def moment(run: Run, which: str) -> float:
-    """When the run `started` or `ended`, in seconds since 1970; 0 where that is not recorded."""
-    said = run.status.get(which)
-    return datetime.fromisoformat(said).timestamp() if said else 0.0
+def timestamp(run: Run, moment: str) -> float:
+    """Return the time at which a run "started" or "ended", in seconds since 1970; 0 if unknown."""
+    timestamp = run.status.get(moment)
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
 def points(run: Run) -> Iterator[Point]:
-    """The curves: a step's means over ranks (and seeds), and what was evaluated after epochs."""
-    begin = moment(run, "started")
+    """Yield a run's curves: means over ranks and seeds by step, and evaluations after epochs."""
+    begin = timestamp(run, "started")
     yield from step_points(run.history, begin)
     yield from epoch_points(run.metrics.get("epochs", []), begin)
 
 
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
-    """The curves of rows of a history, which begins at this moment."""
-    steps = in_order(history).groupby("step").mean(numeric_only=True)
-    # A history says how long steps took, and not when they were: evaluation between epochs is
-    # missing.
+    """Yield the curves of a history by step; `begin` is its start in seconds since 1970."""
+    steps = with_end_times(history).groupby("step").mean(numeric_only=True)
+    # A history has durations of steps only, so the times lack evaluations between epochs.
     clock = begin + steps["ended"].fillna(0.0)
-    for name in STEP:
+    for name in STEP_CURVES:
         for step, value in steps[name].dropna().items():
             yield Point(f"step/{name}", int(step), float(clock[step]), float(value))
 
 
 def epoch_points(epochs: Iterable[Record], begin: float) -> Iterator[Point]:
-    """The curves of what was evaluated after epochs."""
+    """Yield the curves of evaluations after epochs; `begin` is as in `step_points`."""
     for row in epochs:
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):

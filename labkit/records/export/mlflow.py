@@ -1,4 +1,4 @@
-"""Runs for MLflow: parameters, metrics by step, tags, state."""
+"""Export of runs to MLflow: their parameters, metrics by step, tags and states."""
 
 from __future__ import annotations
 
@@ -11,48 +11,52 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.optional import optional
 from labkit.records.export.fields import (
     Point,
-    at_least_one,
-    moment,
     parameters,
     points,
+    require_runs,
     results,
     tags,
+    timestamp,
 )
 from labkit.records.run import Run
 
 Item = TypeVar("Item")
-MOST_METRICS, MOST_PARAMETERS = 1000, 100  # in one request, as MLflow's servers allow
-LONGEST_NAME, LONGEST_VALUE = 250, 6000  # letters
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers per request, by MLflow's servers
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
 def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit") -> list[str]:
-    """Write runs into an MLflow store, one MLflow run each; their ids, in the same order.
+    """Write each run to an MLflow store, and return the MLflow run ids in the same order.
 
-    A run that the experiment has already, by its name and start, is left as it is there, unless it
-    is not terminated, as after an export that broke off: then it is deleted and written again.
+    A run that MLflow's experiment already has, with the same name and start, is not written again.
+    If MLflow's run is not terminated, as after an aborted export, it is deleted and written again.
 
     Args:
-        runs: finished ones, or such as failed.
-        place: a tracking server's address (`http://…`), or a file (SQLite): MLflow reads
-            folders no more.
-        experiment: MLflow's name for the set of runs; made where it does not exist.
+        runs: Completed or failed runs.
+        place: Address of a tracking server (`http://…`), or path of an SQLite file. Folders are not
+            supported by MLflow any more.
+        experiment: Name of MLflow's experiment, which is created if it does not exist.
 
-    Raises: InvalidInput, a folder; LabkitError, no runs, MLflow is not installed, or it refuses.
+    Raises:
+        InvalidInput: The place is a folder.
+        LabkitError: There are no runs, MLflow is not installed, or MLflow reports an error.
     """
     mlflow = optional("mlflow", "mlflow")
-    found = at_least_one(runs)
+    run_list = require_runs(runs)
     try:
         store = MlflowStore(place, experiment)
-        return [store.write(run) for run in found]
+        return [store.write(run) for run in run_list]
     except mlflow.MlflowException as error:
         raise LabkitError(f"MLflow at {place}: {error.message}") from error
 
 
 class MlflowStore:
-    """A set of runs that MLflow keeps; the arguments are those of `to_mlflow`.
+    """An MLflow experiment that receives runs; the arguments are those of `to_mlflow`.
 
-    Raises: InvalidInput, a folder; LabkitError, MLflow is not installed, or it refuses.
+    Raises:
+        InvalidInput: The place is a folder.
+        LabkitError: MLflow is not installed or reports an error.
     """
 
     def __init__(self, place: Path | str, experiment: str = "labkit") -> None:
@@ -60,92 +64,92 @@ class MlflowStore:
         self.place = f"MLflow at {place}"
         try:
             self._client = mlflow.MlflowClient(tracking_uri=_address(place))
-            known = self._client.get_experiment_by_name(experiment)
+            existing = self._client.get_experiment_by_name(experiment)
             self._experiment = (
-                known.experiment_id if known else self._client.create_experiment(experiment)
+                existing.experiment_id if existing else self._client.create_experiment(experiment)
             )
         except mlflow.MlflowException as error:
             raise LabkitError(f"{self.place}: {error.message}") from error
 
     def write(self, run: Run) -> str:
-        """A whole run; its id."""
-        for there in self._same(run):
-            if there.info.status != "RUNNING":
-                return str(there.info.run_id)
+        """Write a complete run unless the store has it, and return its MLflow id."""
+        for existing in self._same(run):
+            if existing.info.status != "RUNNING":
+                return str(existing.info.run_id)
         log = self.begin(run)
         log.end(run, points(run))
         return log.number
 
     def begin(self, run: Run, folder: str = "", parent: MlflowLog | None = None) -> MlflowLog:
-        """A run that is to be written, below another one where that has a parent.
+        """Create a run in MLflow, as a child of the parent run if `parent` is given.
 
-        What an earlier attempt at it has left is deleted; `folder` is of no use here.
+        A run of an earlier export attempt is deleted. MLflow does not use `folder`.
         """
-        for there in self._same(run):
-            self._client.delete_run(there.info.run_id)
-        told = _tags(run) | ({"mlflow.parentRunId": parent.number} if parent else {})
-        made = self._client.create_run(self._experiment, _started(run), told, run.name)
-        return MlflowLog(self._client, str(made.info.run_id), run)
+        for existing in self._same(run):
+            self._client.delete_run(existing.info.run_id)
+        run_tags = _tags(run) | ({"mlflow.parentRunId": parent.number} if parent else {})
+        created = self._client.create_run(self._experiment, _started(run), run_tags, run.name)
+        return MlflowLog(self._client, str(created.info.run_id), run)
 
     def _same(self, run: Run) -> list[Any]:
-        # A name alone is not enough: a run that was deleted and repeated has the same one.
+        # The start is also compared, because a repeated run may have the name of a deleted run.
         name, started = tags(run)["labkit.run"], _started(run)
         same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
         return list(self._client.search_runs([self._experiment], same))
 
 
 class MlflowLog:
-    """A run that is being written."""
+    """The writer of one run to MLflow."""
 
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        self._names: dict[str, str] = {}  # as MLflow allows them
-        given = [
-            entities.Param(self._allowed(name), str(value)[:LONGEST_VALUE])
+        self._names: dict[str, str] = {}  # original name -> allowed name
+        params = [
+            entities.Param(self._allowed(name), str(value)[:MAX_VALUE_LENGTH])
             for name, value in parameters(run).items()
         ]
-        for some in _portions(given, MOST_PARAMETERS):
-            client.log_batch(number, params=some)
+        for batch in _batches(params, MAX_PARAMETERS):
+            client.log_batch(number, params=batch)
 
     def add(self, curves: Iterable[Point]) -> None:
-        """Write points of curves."""
+        """Write points of the run's curves."""
         metric = self._entities.Metric
-        found = [
+        metrics = [
             metric(self._allowed(p.name), p.value, round(1000 * p.time), p.step) for p in curves
         ]
-        for some in _portions(found, MOST_METRICS):
-            self._client.log_batch(self.number, metrics=some)
+        for batch in _batches(metrics, MAX_METRICS):
+            self._client.log_batch(self.number, metrics=batch)
 
     def _allowed(self, name: str) -> str:
-        """A name that MLflow takes, and that no other of this run has become."""
+        """Return a name that MLflow allows and that is unique in this run."""
         if name not in self._names:
-            found, taken = allowed(name), set(self._names.values())
-            while found in taken:
-                found = f"{found[: LONGEST_NAME - 1]}_"
-            self._names[name] = found
+            candidate, used_names = allowed_name(name), set(self._names.values())
+            while candidate in used_names:
+                candidate = f"{candidate[: MAX_NAME_LENGTH - 1]}_"
+            self._names[name] = candidate
         return self._names[name]
 
-    def end(self, run: Run, rest: Iterable[Point]) -> None:
-        """Write what is missing of its curves, what came out, and how it ended."""
-        ended = moment(run, "ended")
+    def end(self, run: Run, remaining: Iterable[Point]) -> None:
+        """Write the results, the remaining points of curves, and the final state of the run."""
+        ended = timestamp(run, "ended")
         self.add([Point(name, 0, ended, value) for name, value in results(run).items()])
-        self.add(rest)
-        told = [self._entities.RunTag(name, value) for name, value in _tags(run).items()]
-        self._client.log_batch(self.number, tags=told)
+        self.add(remaining)
+        run_tags = [self._entities.RunTag(name, value) for name, value in _tags(run).items()]
+        self._client.log_batch(self.number, tags=run_tags)
         state = _STATES.get(run.status["state"], "RUNNING")
         self._client.set_terminated(self.number, state, round(1000 * ended) or None)
 
 
 def _tags(run: Run) -> dict[str, str]:
-    return {name: value[:LONGEST_VALUE] for name, value in tags(run).items()}
+    return {name: value[:MAX_VALUE_LENGTH] for name, value in tags(run).items()}
 
 
-def allowed(name: str) -> str:
-    """A name as MLflow has them, of letters, digits, `_`, `-`, `.`, blanks, and `/` between."""
+def allowed_name(name: str) -> str:
+    """Return a name reduced to the characters that MLflow allows: letters, digits and `_-. /`."""
     parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
-    whole = "/".join(part for part in parts if part not in ("", ".", ".."))
-    return whole[:LONGEST_NAME].rstrip("/") or "_"
+    joined = "/".join(part for part in parts if part not in ("", ".", ".."))
+    return joined[:MAX_NAME_LENGTH].rstrip("/") or "_"
 
 
 def _address(place: Path | str) -> str:
@@ -153,16 +157,16 @@ def _address(place: Path | str) -> str:
         return str(place)
     file = Path(place).resolve()
     if file.is_dir():
-        raise InvalidInput(f"{place} is a folder: name a file, such as {Path(place) / 'mlflow.db'}")
+        raise InvalidInput(f"{place} is a folder: give a file, such as {Path(place) / 'mlflow.db'}")
     file.parent.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{file}"
 
 
 def _started(run: Run) -> int:
-    """Milliseconds since 1970."""
-    return round(1000 * moment(run, "started"))
+    """Return the start of a run in milliseconds since 1970."""
+    return round(1000 * timestamp(run, "started"))
 
 
-def _portions(items: list[Item], most: int) -> Iterator[list[Item]]:
-    for begin in range(0, len(items), most):
-        yield items[begin : begin + most]
+def _batches(items: list[Item], size: int) -> Iterator[list[Item]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]

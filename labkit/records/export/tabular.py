@@ -1,4 +1,4 @@
-"""Runs as one table in a file: a row a run, parameters and metrics as columns."""
+"""Export of runs as one table: one row per run, with parameters and metrics as columns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from labkit.common.canonical_json import is_number
 from labkit.common.errors import InvalidInput
 from labkit.common.privacy import scrub
 from labkit.common.terminal import plain
-from labkit.records.export.fields import at_least_one
-from labkit.records.run import Run, frame
+from labkit.records.export.fields import require_runs
+from labkit.records.run import Run, to_dataframe
 from labkit.records.store import write_atomically
 
 if TYPE_CHECKING:
@@ -22,18 +22,22 @@ KINDS = (".csv", ".parquet")
 
 
 def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Path:
-    """Write the frame of runs as CSV or Parquet: of this kind, or as the file's name ends.
+    """Write a table with one row per run as CSV or Parquet, and return its path.
 
-    The columns are those of `lk.frame`, without this machine's paths and names; one that holds
-    words in some runs and numbers in others is text, for Parquet knows one type a column.
+    The format is `kind` (".csv" or ".parquet"), or by default the suffix of the path.
 
-    Raises: InvalidInput, another kind; LabkitError, no runs.
+    The columns are those of `lk.to_dataframe`, without this machine's paths and names. A column
+    with both texts and numbers is written as text, because Parquet columns have one type.
+
+    Raises:
+        InvalidInput: The format is neither CSV nor Parquet.
+        LabkitError: There are no runs.
     """
     path = Path(path)
     kind = kind or path.suffix.lower()
     if kind not in KINDS:
-        raise InvalidInput(f"{path.name} ends in neither {' nor '.join(KINDS)}: name it so")
-    table = frame(at_least_one(runs))
+        raise InvalidInput(f"{path.name} ends in neither {' nor '.join(KINDS)}: rename the file")
+    table = to_dataframe(require_runs(runs))
     table = table.assign(**{name: _column(table[name]) for name in table.columns})
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".csv":
@@ -46,22 +50,23 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 
 
 def _quoted(text: str) -> str:
-    """Text that a spreadsheet takes for text: what begins like a formula gets an apostrophe."""
+    """Return text with an apostrophe before anything that a spreadsheet takes for a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-    # A carriage return ends a row for some readers, and pandas does not quote it.
+    # `plain` escapes carriage returns, which pandas does not quote and some readers take for row
+    # ends.
     return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
 def _column(values: pandas.Series) -> pandas.Series:
-    """A column of one type; text that names no machine."""
+    """Return a column whose values have one type, without paths and names of this machine."""
     import pandas as pd
 
-    known = values.dropna()
-    kinds = {"number" if is_number(value) else type(value).__name__ for value in known}
+    present = values.dropna()
+    kinds = {"number" if is_number(value) else type(value).__name__ for value in present}
     if kinds == {"number"}:
         return pd.to_numeric(values)
     if kinds == {"bool"}:
         return values.astype("boolean")
-    # Each text once: a thousand runs share a few names of models and networks.
-    text = {value: scrub(str(value)) for value in known.unique()}
+    # Each distinct text is scrubbed only once, because a thousand runs share few texts.
+    text = {value: scrub(str(value)) for value in present.unique()}
     return values.map(text).astype("string")

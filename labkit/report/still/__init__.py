@@ -1,4 +1,4 @@
-"""Figures as pictures that need no script."""
+"""Still pictures of figures, for browsers that do not run the page's scripts."""
 
 from labkit.report.still.picture import picture
 

@@ -1,7 +1,7 @@
-"""A Plotly figure as a still picture, for a page whose scripts may not run: SVG, simply drawn.
+"""A Plotly figure as a static SVG picture, for pages whose scripts may not run.
 
-Lines, bands, markers, bars, cells and parallel coordinates are drawn as on the page; what is none
-of these has no picture, and stands in words.
+Lines, bands, markers, bars, cells and parallel coordinates are drawn as on the page. Traces of
+other kinds have no picture; the page describes them as text.
 """
 
 from __future__ import annotations
@@ -12,79 +12,89 @@ from itertools import groupby, islice
 from typing import Any
 
 from labkit.common.canonical_json import is_number
-from labkit.report.still.axis import LEFT, LONGEST, Axis, Record, values_of
-from labkit.report.still.svg import cut, is_whole, stroke, words
+from labkit.report.still.axis import LEFT, MAX_LABEL_LENGTH, Axis, Record, values_of
+from labkit.report.still.svg import cut, is_whole, stroke, text_element
 from labkit.report.still.traces import marks, points_of
 
-WIDTH, RIGHT = 640.0, 12.0  # pixels
-LINE = 14.0  # from a line of text to the next
-LETTER = 5.6  # of the pictures' small type, on average
+WIDTH, RIGHT = 640.0, 12.0  # width of the picture and right margin in pixels
+LINE = 14.0  # distance between lines of text in pixels
+LETTER = 5.6  # average width of a character of small text in pixels
 _BREAK = re.compile(r"<br\s*/?>")
-MOST_POINTS = 6_000  # of all lines of a picture together
-MOST_TRACES = 1_000  # that pictures are drawn of; more are a fog
-MOST_PARTS = 20_000  # of a picture
+MAX_POINTS = 6_000  # greatest number of points of all lines in a picture together
+MAX_TRACES = 1_000  # greatest number of traces; with more, there is no picture
+MAX_PARTS = 20_000  # greatest number of SVG elements in a picture
 
 
 def picture(record: Record) -> str:
-    """The SVG of a figure's JSON, trusted or not; empty where it has nothing of these kinds,
-    or so much that nobody would see anything.
+    """Return a figure, given as trusted or untrusted Plotly JSON, as SVG.
+
+    The result is "" if the figure has no trace of a supported kind, or too many elements.
     """
     layout = record.get("layout") or {}
     try:
         height = float(layout.get("height") or 450)
-        parts = list(islice(_parts(record.get("data") or [], layout, height), MOST_PARTS + 1))
+        parts = list(islice(_parts(record.get("data") or [], layout, height), MAX_PARTS + 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return ""  # of a stranger's figure: it stands in words all the same
-    if not 0 < len(parts) <= MOST_PARTS:
+        return ""  # The page describes an invalid figure of another author as text only.
+    if not 0 < len(parts) <= MAX_PARTS:
         return ""
     box = f"viewBox='0 0 {WIDTH:g} {height:g}'"
     return f"<svg class='still' aria-hidden='true' {box}>{''.join(parts)}</svg>"
 
 
 def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[str]:
-    """Of all panels of a figure: those of one pair of axes are one."""
+    """Yield the SVG elements of all panels; a panel has one pair of axes and its traces."""
     if any(trace.get("type") == "parcoords" for trace in data):
         yield from _parallel(data[0], height)
         return
     margin = layout.get("margin") or {}
     top, below = float(margin.get("t", 40)), float(margin.get("b", 50))
 
-    drawn = [each for each in data if each.get("visible", True) is True and _known(each)]
-    if len(drawn) > MOST_TRACES:
+    drawn = [trace for trace in data if trace.get("visible", True) is True and _is_supported(trace)]
+    if len(drawn) > MAX_TRACES:
         return
     pairs = sorted(drawn, key=_axes)
-    each = max(2, MOST_POINTS // max(1, len(drawn)))
-    begins = {WIDTH}  # of panels, with what stands left of their axes
+    most_points = max(2, MAX_POINTS // max(1, len(drawn)))
+    panel_starts = {WIDTH}  # left ends of panels including axis labels, in pixels
     for (x_name, y_name), traces in groupby(pairs, key=_axes):
-        own = list(traces)
+        panel_traces = list(traces)
         x_look = layout.get(f"xaxis{x_name[1:]}") or {}
         y_look = layout.get(f"yaxis{y_name[1:]}") or {}
         (left, right), (low, high) = (look.get("domain") or (0, 1) for look in (x_look, y_look))
-        across, down = WIDTH - LEFT - RIGHT, height - top - below
-        y = Axis(y_look, _values(own, "y"), top + (1 - low) * down, top + (1 - high) * down)
-        begin = LEFT + left * across if left else y.room
-        x = Axis(x_look, _values(own, "x"), begin, LEFT + right * across)
-        begins.add(begin - y.room)
+        inner_width, inner_height = WIDTH - LEFT - RIGHT, height - top - below
+        y = Axis(
+            y_look,
+            _values(panel_traces, "y"),
+            top + (1 - low) * inner_height,
+            top + (1 - high) * inner_height,
+        )
+        axis_start = LEFT + left * inner_width if left else y.room
+        x = Axis(x_look, _values(panel_traces, "x"), axis_start, LEFT + right * inner_width)
+        panel_starts.add(axis_start - y.room)
         yield from _frame(x, y)
-        for trace in own:
-            yield from marks(trace, own, x, y, each)
+        for trace in panel_traces:
+            yield from marks(trace, panel_traces, x, y, most_points)
     for note in layout.get("annotations") or []:
         if note.get("xref") == note.get("yref") == "paper" and note.get("text"):
-            place = LEFT + float(note["x"]) * (WIDTH - LEFT - RIGHT)
-            down = top + (1 - float(note["y"])) * (height - top - below)
+            x_pixel = LEFT + float(note["x"]) * (WIDTH - LEFT - RIGHT)
+            y_pixel = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
             lines = _BREAK.split(note["text"])
-            if anchor == "start":  # the title of the panel beside it begins there
-                room = min((each for each in begins if each > place), default=WIDTH) - place
+            if anchor == "start":  # A left-aligned text must end where the next panel begins.
+                room = (
+                    min((start for start in panel_starts if start > x_pixel), default=WIDTH)
+                    - x_pixel
+                )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
-            # A title stands on its place, line by line; a note hangs from it.
-            above = 0 if note.get("yanchor") == "top" else len(lines) - 1
+            # A note's position is that of its first line if the note is anchored at the top, and
+            # else of its last line.
+            lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
-                shift = LINE * (above - number) + float(note.get("yshift") or 0)
-                yield words(place, down - shift, line, anchor)
+                shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)
+                yield text_element(x_pixel, y_pixel - shift, line, anchor)
 
 
-def _known(trace: Record) -> bool:
+def _is_supported(trace: Record) -> bool:
     kind = trace.get("type") or "scatter"
     return kind == "heatmap" or (kind in ("scatter", "scattergl", "bar") and "y" in trace)
 
@@ -94,52 +104,52 @@ def _axes(trace: Record) -> tuple[str, str]:
 
 
 def _frame(x: Axis, y: Axis) -> Iterator[str]:
-    """The two axes with their ticks and titles."""
+    """Yield the SVG of the two axes of a panel, with ticks and titles."""
     if x.look.get("visible") is not False:
         yield stroke([(x.first, y.first), (x.last, y.first)], "currentColor", 1)
         room = (x.last - x.first) / max(1, len(list(x.ticks())))
-        for place, text in x.ticks() if x.look.get("showticklabels", True) else ():
-            yield words(place, y.first + 14, cut(text, int(room / 6)), "middle")
-        yield words((x.first + x.last) / 2, y.first + 32, x.title, "middle")
+        for pixel, text in x.ticks() if x.look.get("showticklabels", True) else ():
+            yield text_element(pixel, y.first + 14, cut(text, int(room / 6)), "middle")
+        yield text_element((x.first + x.last) / 2, y.first + 32, x.title, "middle")
     if y.look.get("visible") is not False:
         yield stroke([(x.first, y.first), (x.first, y.last)], "currentColor", 1)
-        for place, text in y.ticks():
-            yield stroke([(x.first, place), (x.last, place)], "currentColor", 1, 0.15)
+        for pixel, text in y.ticks():
+            yield stroke([(x.first, pixel), (x.last, pixel)], "currentColor", 1, 0.15)
             if y.look.get("showticklabels", True):
-                yield words(x.first - 5, place + 4, cut(text, LONGEST), "end")
-        middle, beside = (y.first + y.last) / 2, x.first - y.room + 12
-        turned = f"transform='rotate(-90 {beside:.1f} {middle:.1f})'"
-        yield words(beside, middle, y.title, "middle", turned)
+                yield text_element(x.first - 5, pixel + 4, cut(text, MAX_LABEL_LENGTH), "end")
+        middle, title_x = (y.first + y.last) / 2, x.first - y.room + 12
+        rotation = f"transform='rotate(-90 {title_x:.1f} {middle:.1f})'"
+        yield text_element(title_x, middle, y.title, "middle", rotation)
 
 
 def _parallel(trace: Record, height: float) -> Iterator[str]:
-    """An upright axis for each parameter and result, and a line for each run."""
-    shown = [each for each in trace["dimensions"] if each.get("visible", True)]
-    step = (WIDTH - 2 * LEFT) / max(1, len(shown) - 1)
+    """Yield parallel coordinates: a vertical axis per parameter and result, and a line per run."""
+    dimensions = [dimension for dimension in trace["dimensions"] if dimension.get("visible", True)]
+    step = (WIDTH - 2 * LEFT) / max(1, len(dimensions) - 1)
     axes = []
-    for number, look in enumerate(shown):
+    for index, look in enumerate(dimensions):
         values = values_of(look["values"])
-        axes.append((LEFT + number * step, Axis(look, values, height - 20, 50), values))
-        place, axis, _ = axes[-1]
-        yield stroke([(place, axis.first), (place, axis.last)], "currentColor", 1)
-        yield words(place, 22 + 14 * (number % 2), str(look.get("label") or ""), "middle")
-        for at, text in axis.ticks():
-            yield words(place + 4, at + 4, cut(text, 12), "start")
+        axes.append((LEFT + index * step, Axis(look, values, height - 20, 50), values))
+        x_pixel, axis, _ = axes[-1]
+        yield stroke([(x_pixel, axis.first), (x_pixel, axis.last)], "currentColor", 1)
+        yield text_element(x_pixel, 22 + 14 * (index % 2), str(look.get("label") or ""), "middle")
+        for tick_y, text in axis.ticks():
+            yield text_element(x_pixel + 4, tick_y + 4, cut(text, 12), "start")
     for run in range(len(axes[0][2])):
-        points = [(place, axis.at(values[run])) for place, axis, values in axes]
+        points = [(x_pixel, axis.at(values[run])) for x_pixel, axis, values in axes]
         yield stroke([point for point in points if is_whole(point)], "#0072B2", 1.5, 0.7)
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:
-    """All that stands along an axis, with nothing itself where bars begin there."""
-    found: list[Any] = []
+    """Return all values of the traces along an axis, including 0 if there are bars."""
+    values: list[Any] = []
     for trace in traces:
-        own = points_of(trace)[name == "y"]
-        spread = values_of((trace.get(f"error_{name}") or {}).get("array"))
-        ends = zip(own, spread, strict=False)
-        found += own + [a + more for a, more in ends if is_number(a) and is_number(more)]
+        axis_values = points_of(trace)[name == "y"]
+        errors = values_of((trace.get(f"error_{name}") or {}).get("array"))
+        pairs = zip(axis_values, errors, strict=False)
+        values += axis_values + [a + more for a, more in pairs if is_number(a) and is_number(more)]
         is_length = trace.get("type") == "bar" and (name == "x") == (
             trace.get("orientation") == "h"
         )
-        found += [0] if is_length else []
-    return found
+        values += [0] if is_length else []
+    return values

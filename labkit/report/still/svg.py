@@ -1,4 +1,4 @@
-"""Pieces of SVG; every text and colour in them is escaped here."""
+"""SVG elements; the functions escape all texts and colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from labkit.common.privacy import scrub
 
-Point: TypeAlias = tuple[float, float]  # pixels
+Point: TypeAlias = tuple[float, float]  # x and y in pixels
 
 _TAG = re.compile(r"<[^<>]*>")
 
@@ -23,68 +23,79 @@ def stroke(
     opacity: float = 1,
     dash: str = "solid",
 ) -> str:
-    """A line through points."""
-    # Many runs at one place are a point.
-    shape = " ".join(place for place, _ in groupby(f"{a:.1f},{b:.1f}" for a, b in points))
+    """Return an SVG line through points."""
+    # Consecutive points with equal rounded coordinates are drawn once.
+    shape = " ".join(pixel for pixel, _ in groupby(f"{a:.1f},{b:.1f}" for a, b in points))
     dashes = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}.get(dash)
-    more = f" stroke-dasharray='{dashes}'" if dashes else ""
-    more += f" opacity='{opacity:g}'" if opacity != 1 else ""
+    attributes = f" stroke-dasharray='{dashes}'" if dashes else ""
+    attributes += f" opacity='{opacity:g}'" if opacity != 1 else ""
     return (
-        f"<polyline points='{shape}' fill='none' stroke='{color}' stroke-width='{width:g}'{more}/>"
+        f"<polyline points='{shape}' fill='none' stroke='{color}' "
+        f"stroke-width='{width:g}'{attributes}/>"
     )
 
 
 def dots(points: Sequence[Point], color: str, is_open: bool) -> str:
-    """Markers of one look as one path: strokes of no length with round ends, however many."""
+    """Return markers at points as one SVG path of zero-length strokes with round ends."""
     shape = "".join(f"M{a:.1f},{b:.1f}h0" for a, b in points)
     round_ = "fill='none' stroke-linecap='round'"
-    found = f"<path d='{shape}' {round_} stroke='{color}' stroke-width='8'/>"
-    # A hole in the page's own colour leaves a ring.
+    markers = f"<path d='{shape}' {round_} stroke='{color}' stroke-width='8'/>"
+    # A dot in the page's background colour turns the marker into a ring.
     hole = f"<path d='{shape}' {round_} class='hole' stroke-width='4'/>" if is_open else ""
-    return found + hole
+    return markers + hole
 
 
 def area(points: Sequence[Point], color: Any) -> str:
-    """What lies within points."""
+    """Return an SVG polygon with a fill."""
     shape = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
     return f"<polygon points='{shape}' fill='{color_of(color, 0)}'/>"
 
 
 def rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
-    """A filled one, by its upper left corner."""
+    """Return a filled SVG rectangle, given its upper left corner and its size."""
     size = f"width='{width:.1f}' height='{height:.1f}'"
     return f"<rect x='{x:.1f}' y='{y:.1f}' {size} fill='{color}'/>"
 
 
-def words(
+def text_element(
     x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "currentColor"
 ) -> str:
-    """Text of Plotly's, which has tags and entities, as it is read."""
-    said = escape(scrub(unescape(_TAG.sub(" ", text)).strip()), quote=False)
-    place = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'"
-    return f"<text {place} fill='{ink}' {more}>{said}</text>" if said else ""
+    """Return an SVG text element for a Plotly text, without the text's HTML tags and entities."""
+    content = escape(scrub(unescape(_TAG.sub(" ", text)).strip()), quote=False)
+    position = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'"
+    return f"<text {position} fill='{ink}' {more}>{content}</text>" if content else ""
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many letters, and of four at least."""
+    """Return a text cut to `most` characters, or to four if `most` is less."""
     return text if len(text) <= max(most, 4) else f"{text[: max(most, 4) - 1]}…"
 
 
 def is_whole(point: Point) -> bool:
-    """Whether the point stands anywhere."""
+    """Return True if both coordinates of a point are finite."""
     return math.isfinite(point[0]) and math.isfinite(point[1])
 
 
-def color_of(given: Any, number: int) -> str:
-    """The colour of a trace, or of its point of this number."""
-    own = given[number % len(given)] if isinstance(given, list) and given else given
-    return escape(own, quote=True) if isinstance(own, str) else "#0072B2"
+def color_of(color_value: Any, number: int) -> str:
+    """Return the colour of a trace, or that of the point with this number in a list of colours."""
+    color = (
+        color_value[number % len(color_value)]
+        if isinstance(color_value, list) and color_value
+        else color_value
+    )
+    return escape(color, quote=True) if isinstance(color, str) else "#0072B2"
 
 
-def between(scale: Sequence[Sequence[Any]], share: float) -> str:
-    """A colour of a scale of `#rrggbb`."""
-    place = max(1, next((n for n, (at, _) in enumerate(scale) if at >= share), len(scale) - 1))
-    (low, first), (high, last) = scale[place - 1], scale[place]
-    part = min(max((share - low) / ((high - low) or 1.0), 0.0), 1.0)
-    ends = ([int(color[each : each + 2], 16) for each in (1, 3, 5)] for color in (first, last))
-    return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in zip(*ends, strict=True))
+def interpolate(scale: Sequence[Sequence[Any]], share: float) -> str:
+    """Return the colour at a position from 0 to 1 on a Plotly scale of `#rrggbb` colours."""
+    index = max(
+        1, next((n for n, (threshold, _) in enumerate(scale) if threshold >= share), len(scale) - 1)
+    )
+    (low, first), (high, last) = scale[index - 1], scale[index]
+    fraction = min(max((share - low) / ((high - low) or 1.0), 0.0), 1.0)
+    channels = (
+        [int(color[start : start + 2], 16) for start in (1, 3, 5)] for color in (first, last)
+    )
+    return "#" + "".join(
+        f"{round(a + fraction * (b - a)):02x}" for a, b in zip(*channels, strict=True)
+    )

@@ -1,21 +1,29 @@
-"""A model over a grid of machines as data: who holds what, who reads it, and what crosses."""
+"""A model on a grid of machines as data: the values that each machine owns, reads and sends."""
 
-from labkit.schedules.grid.crossing import Crossing, crossing, first_trained
-from labkit.schedules.grid.fit import check_fit, fitting, squarest
-from labkit.schedules.grid.layer import Boxes, Grid, Layer, Shape, held, read, window
+from labkit.schedules.grid.crossing import Crossing, crossing, first_trained_layer
+from labkit.schedules.grid.fit import allowed_grids, squarest_grid, validate_grid
+from labkit.schedules.grid.layer import (
+    Boxes,
+    Grid,
+    GridLayer,
+    Shape,
+    input_boxes,
+    owned_boxes,
+    window,
+)
 
 __all__ = [
     "Boxes",
     "Crossing",
     "Grid",
-    "Layer",
+    "GridLayer",
     "Shape",
-    "check_fit",
+    "allowed_grids",
     "crossing",
-    "first_trained",
-    "fitting",
-    "held",
-    "read",
-    "squarest",
+    "first_trained_layer",
+    "input_boxes",
+    "owned_boxes",
+    "squarest_grid",
+    "validate_grid",
     "window",
 ]

@@ -1,4 +1,4 @@
-"""A layer as machines in a grid see it: which values each of them holds, and which it reads."""
+"""A layer divided over a grid: the values that each machine owns and the values that it reads."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from labkit.schedules.round import Integers, boundaries
 
 Grid: TypeAlias = tuple[int, int]  # rows and columns of machines
 Shape: TypeAlias = tuple[int, int, int]  # rows, columns, channels of one sample
-Boxes: TypeAlias = Integers  # (machines, 3, 2): from and to of rows, columns, channels
+Boxes: TypeAlias = Integers  # (machines, 3, 2): start, end of rows, columns, channels
 Kind: TypeAlias = Literal["input", "places", "units", "loss"]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What a layer gives and what it reads of the layer before it; batches are left out.
+class GridLayer:
+    """The output shape of a layer and the part of its input that each output reads, per sample.
 
-        kind    a machine holds       an output reads
+        kind    a machine owns        an output reads
         input   everything            nothing
         places  a tile, all channels  the rows and columns under its kernel, all channels
         units   some channels         everything
-        loss    on machine 0 all      everything, on machine 0
+        loss    all, on machine 0     everything, on machine 0
 
-    Machine (i, j) of r × c is number i c + j and holds tile (i, j) of every layer of places; units
-    are cut into r c parts. Sizes differ by one at most.
+    Machine (i, j) of an r × c grid has number i c + j and owns tile (i, j) of every layer of kind
+    "places". Layers of kind "units" are divided into r c parts. Sizes differ by at most one.
 
-    Args: name: in messages; shape: of its output; kernel, strides: rows and columns, of places;
-    trains: whether it has weights, whose gradients must come back.
+    Args:
+        name: Name in error messages.
+        kind: How the layer is divided, see the table.
+        shape: Output shape: rows, columns, channels.
+        kernel, strides: Kernel size and strides (rows, columns), for kind "places".
+        trains: Whether the layer has weights, which need gradients from later layers.
     """
 
     name: str
@@ -48,27 +52,29 @@ def window(
     kernel: tuple[int, int],
     strides: tuple[int, int],
     trains: bool = True,
-) -> Layer:
-    r"""A layer whose output (i, j) reads rows \([i s, i s + k)\), columns likewise, unpadded.
+) -> GridLayer:
+    r"""Return an unpadded layer: output (i, j) reads rows \([i s, i s + k)\), and columns likewise.
 
-    Raises: InvalidInput, where no kernel fits, or strides jump over values that nobody would read.
+    Raises:
+        InvalidInput: If the kernel does not fit, or if the strides skip values that no output would
+            read.
     """
     if any(k > size for k, size in zip(kernel, before[:2], strict=True)):
         raise InvalidInput(
-            f"layer {name!r}: a kernel of {_by(kernel)} does not fit on {_by(before)} places; "
+            f"layer {name!r}: a kernel of {_by(kernel)} does not fit into {_by(before)} places; "
             f"allowed: up to {_by(before)}"
         )
     if any(s > k for s, k in zip(strides, kernel, strict=True)):
         raise InvalidInput(
-            f"layer {name!r}: strides of {_by(strides)} jump over values beside a kernel of "
+            f"layer {name!r}: strides of {_by(strides)} skip values with a kernel of "
             f"{_by(kernel)}; allowed: up to {_by(kernel)}"
         )
     sizes = [(size - k) // s + 1 for size, k, s in zip(before[:2], kernel, strides, strict=True)]
-    return Layer(name, "places", (sizes[0], sizes[1], channels), kernel, strides, trains)
+    return GridLayer(name, "places", (sizes[0], sizes[1], channels), kernel, strides, trains)
 
 
-def held(layer: Layer, grid: Grid) -> Boxes:
-    """What each machine holds of the layer's output."""
+def owned_boxes(layer: GridLayer, grid: Grid) -> Boxes:
+    """Return the box of the layer's output that each machine owns, shape (machines, 3, 2)."""
     machines = grid[0] * grid[1]
     boxes = np.zeros((machines, 3, 2), np.int64)
     if layer.kind == "loss":
@@ -83,9 +89,9 @@ def held(layer: Layer, grid: Grid) -> Boxes:
     return boxes
 
 
-def read(layer: Layer, before: Shape, grid: Grid) -> Boxes:
-    """What the outputs that each machine holds read of the layer before, of this shape."""
-    boxes = held(layer, grid)
+def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
+    """Return the box that each machine reads of the previous layer, whose shape is `before`."""
+    boxes = owned_boxes(layer, grid)
     if layer.kind == "places":
         for axis, (kernel, stride) in enumerate(zip(layer.kernel, layer.strides, strict=True)):
             boxes[:, axis] = boxes[:, axis] * stride
@@ -93,13 +99,13 @@ def read(layer: Layer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
-        # A machine without outputs, as for the loss all but machine 0, reads nothing.
+        # A machine without outputs reads nothing; for the loss, that is every machine but 0.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
 
 
 def _parts(length: int, parts: int) -> Integers:
-    """Where each part begins and ends, (parts, 2)."""
+    """Return the start and the end of each part, shape (parts, 2)."""
     edges = boundaries(length, parts)
     return np.stack([edges[:-1], edges[1:]], axis=1)
 

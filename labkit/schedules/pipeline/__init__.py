@@ -5,11 +5,11 @@ from labkit.schedules.pipeline.interleaved import interleaved
 from labkit.schedules.pipeline.layerwise import layerwise
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
 from labkit.schedules.pipeline.pipedream import pipedream
-from labkit.schedules.pipeline.table import Pipeline, Table
+from labkit.schedules.pipeline.table import PipelineSchedule, ScheduleTable
 from labkit.schedules.pipeline.wavefront import wavefront
 from labkit.schedules.pipeline.zero_bubble import zero_bubble, zero_bubble_h2
 
-PIPELINE: dict[str, Pipeline[...]] = {
+PIPELINE: dict[str, PipelineSchedule[...]] = {
     "layerwise": layerwise,
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
@@ -22,8 +22,8 @@ PIPELINE: dict[str, Pipeline[...]] = {
 
 __all__ = [
     "PIPELINE",
-    "Pipeline",
-    "Table",
+    "PipelineSchedule",
+    "ScheduleTable",
     "gpipe",
     "interleaved",
     "layerwise",

@@ -1,25 +1,30 @@
-"""Delayed gradients as a table: forward in sequence, each module backward as late as it must be."""
+"""Delayed gradients as a table: sequential forward, and delayed backward in each module."""
 
 from __future__ import annotations
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import as_table
-from labkit.schedules.pipeline.table import Action, Table
+from labkit.schedules.pipeline.table import Action, ScheduleTable
 
 
-def delayed(modules: int, iterations: int) -> Table:
-    """In each iteration a module goes forward with its batch, and backward with an earlier one.
+def delayed(modules: int, iterations: int) -> ScheduleTable:
+    """In each iteration a module runs forward with the new batch, backward with an earlier batch.
 
         K = 3, 4 iterations    F0 ·  F1 ·  F2 B0 F3 B1
                                ·  F0 ·  F1 B0 F2 B1 F3 B2
                                ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
-    In iteration t module k of K (from 0) goes backward with batch t - (K - 1 - k). The numbers of
-    the table's micro-batches are those of the iterations. What would be received after the last
-    iteration is not sent, so that the last batches are without some of their backwards.
+    In iteration t, module k of K (from 0) runs backward with batch t - (K - 1 - k). The micro-batch
+    numbers of the table are iteration numbers. No message is sent that would arrive after the last
+    iteration, so some modules run no backward pass for the last batches.
 
-    Args: modules: K, one a rank; iterations: t.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        modules: Number K of modules, one per rank.
+        iterations: Number of iterations.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: Huo et al. 2018, arXiv 1804.10574.
     """
     if min(modules, iterations) < 1:
@@ -38,19 +43,19 @@ def delayed(modules: int, iterations: int) -> Table:
 def _iteration(
     modules: int, iterations: int, iteration: int, module: int
 ) -> list[tuple[int, int, Action, int, int]]:
-    """(tick after the first, phase in it, action, batch, peer) of a module."""
-    late = iteration - (modules - 1 - module)
+    """Return (tick offset, phase in the tick, action, batch, peer) of one module's actions."""
+    backward_batch = iteration - (modules - 1 - module)
     first, last = module == 0, module == modules - 1
-    found: list[tuple[int, int, Action, int, int]] = [(0, 1, "forward", iteration, -1)]
+    rows: list[tuple[int, int, Action, int, int]] = [(0, 1, "forward", iteration, -1)]
     if not first:
-        found.insert(0, (0, 0, "receive", iteration, module - 1))
+        rows.insert(0, (0, 0, "receive", iteration, module - 1))
     if not last:
-        found.append((0, 2, "send", iteration, module + 1))
-    if late < 0:
-        return found
+        rows.append((0, 2, "send", iteration, module + 1))
+    if backward_batch < 0:
+        return rows
     if not last:
-        found.append((1, 0, "receive", late, module + 1))
-    found.append((1, 1, "backward", late, -1))
+        rows.append((1, 0, "receive", backward_batch, module + 1))
+    rows.append((1, 1, "backward", backward_batch, -1))
     if not first and iteration + 1 < iterations:
-        found.append((1, 2, "send", late, module - 1))
-    return found
+        rows.append((1, 2, "send", backward_batch, module - 1))
+    return rows

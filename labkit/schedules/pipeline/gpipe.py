@@ -1,16 +1,16 @@
-"""GPipe: all micro-batches forward, then all backward."""
+"""GPipe: all micro-batches run forward, then all run backward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table, filling, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
 
 
 @pipeline("gpipe", filling, lambda table, rank: table.microbatches)
-def gpipe(stages: int, microbatches: int) -> Table:
-    """Fill, drain, and back: each stage holds the activations of all m micro-batches.
+def gpipe(stages: int, microbatches: int) -> ScheduleTable:
+    """All forwards, then all backwards: each stage stores the activations of all m micro-batches.
 
         p = 3, m = 4    F0 F1 F2 F3 ·  ·  ·  ·  B3 B2 B1 B0
                         ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
@@ -18,11 +18,16 @@ def gpipe(stages: int, microbatches: int) -> Table:
 
     Bubble: (p - 1)/(m + p - 1) of the time.
 
-    Args: stages: p, one a rank; microbatches: m.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        stages: Number p of stages, one per rank.
+        microbatches: Number m of micro-batches.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: Huang et al. 2019, *GPipe: efficient training of giant neural networks using pipeline
-    parallelism*, arXiv 1811.06965. Recomputation is not the schedule's: a stage may do it in its
-    backward.
+    parallelism*, arXiv 1811.06965. Differs from it: recomputation is not part of the schedule, but
+    a stage may recompute activations in its backward.
     """
 
     def order(stage: int) -> Iterator[Work]:

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several stages a rank, so that the pipeline fills sooner."""
+"""Interleaved 1F1B: several stages per rank, so that the pipeline fills sooner."""
 
 from __future__ import annotations
 
@@ -7,41 +7,47 @@ from itertools import count
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table, filling, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
 from labkit.schedules.round import Integers
 
 
-def _bubble(table: Table, forward: float, backward: float, weight: float) -> float:
-    # Fewer micro-batches than ranks leave a gap before each further chunk.
+def _bubble(table: ScheduleTable, forward: float, backward: float, weight: float) -> float:
+    # With fewer micro-batches than ranks, ranks wait before each chunk but the first.
     gaps = (table.chunks - 1) * max(0, table.ranks - table.microbatches)
     seconds = filling(table, forward, backward, weight) + gaps * (forward + backward + weight)
     return seconds / table.chunks
 
 
-def _most(table: Table, rank: Integers) -> Integers:
-    # Each is 1/v of a rank's layers.
+def _most_in_flight(table: ScheduleTable, rank: Integers) -> Integers:
+    # Each activation belongs to one chunk, which is 1/v of a rank's layers.
     group_size = table.microbatches // _groups(table.ranks, table.microbatches)
     return (table.chunks - 1) * group_size + 2 * (table.ranks - 1 - rank) + 1
 
 
-@pipeline("interleaved", _bubble, _most, chunked=True)
-def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
-    """1F1B over p · v stages, of which rank r holds the chunks a, b, …: stages r, r + p, …
+@pipeline("interleaved", _bubble, _most_in_flight, chunked=True)
+def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable:
+    """1F1B over p · v stages: rank r has the chunks a, b, …, which are stages r, r + p, …
 
         p = 2, m = 2, v = 2    F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a
                                ·   F0a F1a F0b B0b F1b B1b B0a B1a
 
-    Micro-batches move in max(1, floor(m/p)) groups of equal size: a group goes through all chunks
-    before the next one starts. A stage is 1/v of a rank's layers, so that a tick is 1/v of
-    `one_forward_one_backward`'s, and so is the bubble: (p - 1)/(v m) of the time that computing
-    takes. Of m < p micro-batches it is (p - 1 + (v - 1)(p - m))/(v m). The price: v times the
-    messages, and (p - 1)/(p v) more memory at rank 0, where groups are of p.
+    Micro-batches move in max(1, floor(m/p)) groups of equal size: a group passes through all chunks
+    before the next group starts. A stage has 1/v of a rank's layers, so a tick is 1/v as long as in
+    `one_forward_one_backward`. The bubble shrinks likewise, to (p - 1)/(v m) of the compute time.
+    For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m). The price is v times as
+    many messages and, with groups of size p, (p - 1)/(p v) more memory at rank 0.
 
-    Args: ranks: p; microbatches: m, which max(1, floor(m/p)) divides; chunks: v, stages a rank.
-    Raises: InvalidInput, for numbers below 1, or micro-batches that make no equal groups.
+    Args:
+        ranks: Number p of ranks.
+        microbatches: Number m of micro-batches, a multiple of max(1, floor(m/p)).
+        chunks: Number v of stages per rank.
+
+    Raises:
+        InvalidInput: If a number is below 1, or if the micro-batches do not form equal groups.
+
     Source: Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters
-    using Megatron-LM*, arXiv 2104.04473. Differs from it: groups may be of other sizes than p, as
-    in PyTorch's `ScheduleInterleaved1F1B`, whose orders these are.
+    using Megatron-LM*, arXiv 2104.04473. Differs from it: group sizes other than p are allowed, as
+    in PyTorch's `ScheduleInterleaved1F1B`, which defines these orders.
     """
     groups = _groups(ranks, microbatches)
     if microbatches % groups:
@@ -54,7 +60,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
             f"{microbatches} make {groups} unequal groups: give {below} or {above} micro-batches"
         )
     group_size = microbatches // groups
-    # Computations of a rank in each direction.
+    # Number of computations of a rank in each direction.
     total = microbatches * chunks
 
     def work(number: int, rank: int, backward: bool) -> Work:
@@ -66,7 +72,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
         return "forward", chunk * ranks + rank, microbatch
 
     def order(rank: int) -> Iterator[Work]:
-        # Two steps a rank: a micro-batch's way down to the last rank and back.
+        # A micro-batch needs two ticks per following rank: one to reach the last rank, one back.
         ahead = min((chunks - 1) * group_size + 2 * (ranks - 1 - rank) + 1, total)
         for number in range(ahead):
             yield work(number, rank, backward=False)
@@ -79,5 +85,5 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Table:
 
 
 def _groups(ranks: int, microbatches: int) -> int:
-    """Groups in which micro-batches move; their number must divide that of micro-batches."""
+    """Return the number of micro-batch groups, which must divide the number of micro-batches."""
     return max(1, microbatches // max(1, ranks))

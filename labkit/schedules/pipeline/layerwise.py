@@ -1,11 +1,11 @@
-"""Layer-wise: the model is cut, but only one stage works at a time."""
+"""Layer-wise model parallelism: the model is divided, but only one stage works at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table, filling, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
 
 
 @pipeline(
@@ -14,18 +14,23 @@ from labkit.schedules.pipeline.table import Table, filling, pipeline
     most=lambda table, rank: 1,
     scheduling="sequential",
 )
-def layerwise(stages: int, microbatches: int = 1) -> Table:
-    """A micro-batch goes forward and backward through all stages before the next one starts.
+def layerwise(stages: int, microbatches: int = 1) -> ScheduleTable:
+    """Each micro-batch runs forward and backward through all stages before the next one starts.
 
         p = 3, m = 2    F0 ·  ·  ·  ·  B0 F1 ·  ·  ·  ·  B1
                         ·  F0 ·  ·  B0 ·  ·  F1 ·  ·  B1
                         ·  ·  F0 B0 ·  ·  ·  ·  F1 B1
 
-    Each rank works 1/p of the time: more memory is all that p ranks give. With m = 1 it is every
-    other schedule, too.
+    Each rank works 1/p of the time; the only gain of p ranks is memory. With m = 1, all other
+    schedules equal this one.
 
-    Args: stages: p, one a rank; microbatches: m.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        stages: Number p of stages, one per rank.
+        microbatches: Number m of micro-batches.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: the baseline of Huang et al. 2019, arXiv 1811.06965 (its figure 2b).
     """
 

@@ -1,4 +1,4 @@
-"""From the order in which each rank computes to the table: ticks, and the messages between."""
+"""Conversion of each rank's order of computations into a table of ticks and messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.table import Action, Table
+from labkit.schedules.pipeline.table import Action, ScheduleTable
 
 Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch
 Row: TypeAlias = tuple[int, int, int, Action, int, int]  # tick, phase, stage, action, number, peer
@@ -19,11 +19,20 @@ Row: TypeAlias = tuple[int, int, int, Action, int, int]  # tick, phase, stage, a
 Order: TypeAlias = Callable[[int], Iterable[Work]]
 
 
-def lay_out(name: str, order: Order, ranks: int, microbatches: int, chunks: int = 1) -> Table:
-    """The table of a schedule: each computation in the earliest tick that its needs allow.
+def lay_out(
+    name: str, order: Order, ranks: int, microbatches: int, chunks: int = 1
+) -> ScheduleTable:
+    """Return the table of a schedule, with each computation in its earliest possible tick.
 
-    Args: order: rank -> what it computes, in this order; ranks, microbatches, chunks: from 1.
-    Raises: InvalidInput, for numbers below 1; ScheduleError, where the orders wait for each other.
+    Args:
+        name: Name of the schedule.
+        order: Function from a rank to its computations, in order.
+        ranks, microbatches: Numbers of ranks and of micro-batches, at least 1.
+        chunks: Number of stages per rank, at least 1.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+        ScheduleError: If the orders cause a deadlock.
     """
     if min(ranks, microbatches, chunks) < 1:
         raise InvalidInput(
@@ -39,42 +48,45 @@ def lay_out(name: str, order: Order, ranks: int, microbatches: int, chunks: int 
     return as_table(name, rows, ranks, microbatches, chunks)
 
 
-def as_table(name: str, rows: list[Row], ranks: int, microbatches: int, chunks: int = 1) -> Table:
-    """The table of these rows, in any order: (tick, phase, stage, action, micro-batch, peer)."""
-    # In a tick: all receive, then all compute, then all send.
+def as_table(
+    name: str, rows: list[Row], ranks: int, microbatches: int, chunks: int = 1
+) -> ScheduleTable:
+    """Return a table from unsorted rows (tick, phase, stage, action, micro-batch, peer)."""
+    # Within a tick, all ranks receive, then all compute, then all send.
     rows.sort(key=lambda row: (row[0], row[1], row[2] % ranks))
     tick, _, stage, action, microbatch, peer = map(np.array, zip(*rows, strict=True))
-    return Table(name, ranks, chunks, microbatches, tick, stage, action, microbatch, peer)
+    return ScheduleTable(name, ranks, chunks, microbatches, tick, stage, action, microbatch, peer)
 
 
 def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, int]:
-    """The tick of each computation."""
+    """Return the earliest tick of each computation."""
     done: dict[Work, int] = {}
-    places = [0] * len(orders)
+    positions = [0] * len(orders)
     for tick in count():
-        turn = [
-            (rank, order[places[rank]])
+        runnable = [
+            (rank, order[positions[rank]])
             for rank, order in enumerate(orders)
-            if places[rank] < len(order)
-            and all(need in done for need in _needs(order[places[rank]], stages))
+            if positions[rank] < len(order)
+            and all(need in done for need in _needs(order[positions[rank]], stages))
         ]
-        # All are done, or wait for each other; `stuck` tells which.
-        if not turn:
+        # No rank can run: either all ranks are done, or a deadlock remains in `stuck`.
+        if not runnable:
             break
-        for rank, work in turn:
-            # After all have looked: what is computed in a tick is of use in the next one.
+        for rank, work in runnable:
+            # Results become available only in the next tick, so this update follows the search for
+            # work.
             done[work] = tick
-            places[rank] += 1
+            positions[rank] += 1
     stuck = [
-        order[place] for place, order in zip(places, orders, strict=True) if place < len(order)
+        order[place] for place, order in zip(positions, orders, strict=True) if place < len(order)
     ]
     if stuck:
-        raise ScheduleError(f"{name}: nobody can go on; next would be {stuck}")
+        raise ScheduleError(f"{name}: deadlock: no rank can run its next computation, {stuck}")
     return done
 
 
 def _needs(work: Work, stages: int) -> Iterator[Work]:
-    """What has to be computed before."""
+    """Yield the computations that must precede this one."""
     action, stage, microbatch = work
     if action == "forward":
         if stage > 0:
@@ -88,10 +100,10 @@ def _needs(work: Work, stages: int) -> Iterator[Work]:
 
 
 def _with_messages(work: Work, tick: int, ranks: int, stages: int) -> Iterator[Row]:
-    """The rows of a computation and of its messages."""
+    """Yield the row of a computation and the rows of its messages."""
     action, stage, microbatch = work
     yield tick, 1, stage, action, microbatch, -1
-    # A weight part stays with its stage.
+    # Weight gradients stay on their stage.
     if ranks == 1 or action == "backward_weight":
         return
     onward = 1 if action == "forward" else -1

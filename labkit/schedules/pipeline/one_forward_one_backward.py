@@ -1,25 +1,30 @@
-"""1F1B: as soon as a micro-batch can go backward, it does."""
+"""1F1B: each micro-batch runs backward as soon as it can."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table, filling, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
 
 
 @pipeline("1f1b", filling, lambda table, rank: table.ranks - rank)
-def one_forward_one_backward(stages: int, microbatches: int) -> Table:
-    """One forward, one backward in turn: stage s holds p - s micro-batches, however large m is.
+def one_forward_one_backward(stages: int, microbatches: int) -> ScheduleTable:
+    """Alternate forward and backward: stage s stores p - s micro-batches, for any m.
 
         p = 3, m = 4    F0 F1 F2 ·  ·  B0 F3 B1 ·  B2 ·  B3
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 ·  B3
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
-    Bubble: as `gpipe`; less memory is what it gains.
+    The bubble equals that of `gpipe`; the gain is a lower memory use.
 
-    Args: stages: p, one a rank; microbatches: m.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        stages: Number p of stages, one per rank.
+        microbatches: Number m of micro-batches.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: Narayanan et al. 2021, *Memory-efficient pipeline-parallel DNN training* (PipeDream-
     Flush), arXiv 2006.09503.
     """

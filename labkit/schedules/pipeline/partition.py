@@ -1,4 +1,4 @@
-"""Where to cut a chain of blocks: pure arithmetic on what each block costs."""
+"""Partition of a chain of blocks into stages, computed from the cost of each block."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from labkit.common.errors import InvalidInput
 
 
-def by_hand(blocks: Sequence[int], available: int) -> list[int]:
-    """The edges of stages of so many blocks each.
+def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
+    """Return the edges of stages with these numbers of blocks: stage k begins at block edges[k].
 
-    by_hand([2, 1, 3], 6) = [0, 2, 3, 6]
+    explicit_partition([2, 1, 3], 6) = [0, 2, 3, 6]
 
     Raises:
-        InvalidInput: a stage without blocks, or not all blocks given out.
+        InvalidInput: If a stage has no block, or if the numbers do not add up to `available`.
     """
     if min(blocks, default=0) < 1 or sum(blocks) != available:
         raise InvalidInput(
@@ -25,37 +25,38 @@ def by_hand(blocks: Sequence[int], available: int) -> list[int]:
     return edges
 
 
-def by_parameters(parameters: Sequence[int], stages: int) -> list[int]:
-    """Edges that make the stage with most parameters as small as can be."""
-    return cheapest([float(count) for count in parameters], stages)
+def balance_parameters(parameters: Sequence[int], stages: int) -> list[int]:
+    """Return the edges of stages that minimize the number of parameters of the largest stage."""
+    return balance_costs([float(count) for count in parameters], stages)
 
 
-def cheapest(costs: Sequence[float], stages: int) -> list[int]:
-    """Edges of contiguous stages whose most expensive one is as cheap as can be.
+def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
+    """Return the edges of contiguous stages that minimize the cost of the most expensive stage.
 
         costs 4 1 1 4 · 2 stages  ->  [0, 2, 4]: 5 and 5
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8
 
-    Each stage has one block at least. Of equally good cuts the first ones in order: the sum of
-    squares decides, so that what cannot be balanced is at least spread.
+    Each stage has at least one block. Of partitions with equal maxima, the one with the smallest
+    sum of squared costs is chosen, which balances the other stages, too. Remaining ties go to the
+    first partition in lexicographic order.
 
     Args:
-        costs: of each block, seconds or parameters.
-        stages: 1 to the number of blocks.
+        costs: Cost of each block, in seconds or parameters.
+        stages: Number of stages, from 1 to the number of blocks.
 
     Raises:
-        InvalidInput: more stages than blocks.
+        InvalidInput: If there are more stages than blocks.
     """
     blocks = len(costs)
     if not 1 <= stages <= blocks:
         raise InvalidInput(
-            f"{stages} stages of {blocks} blocks: a stage holds one block at least; allowed are "
+            f"{stages} stages of {blocks} blocks: a stage holds at least one block; allowed are "
             f"1 to {blocks} stages"
         )
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    # best[k][b]: (greatest stage, sum of squares, edges) of the first b blocks in k stages
+    # best[k][b]: (maximum cost, sum of squares, edges) of the first b blocks in k stages
     best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, list[int]]] = {}

@@ -1,4 +1,4 @@
-"""A pipeline schedule as data: which stage does what with which micro-batch, tick by tick."""
+"""A pipeline schedule as data: the action and the micro-batch of each stage in each tick."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
 from labkit.common.html import card, line
-from labkit.schedules.collective import Drawn
+from labkit.schedules.collective import DrawnFunction
 from labkit.schedules.round import Booleans, Integers
 
 Action: TypeAlias = Literal[
@@ -21,35 +21,40 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# What a drawing writes; after Qi 2024, B is the input part where W follows.
+# Letters of the drawing: as in Qi et al. 2024, B is only the input gradient if there is a W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
-# As in the Gantt; half transparent, so that the page's own ink is read on them.
+# The colors of the Gantt chart; transparency keeps the page's text color readable.
 COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
-SHOWN = 64  # ticks that are shown
+SHOWN = 64  # maximum number of ticks in the HTML display
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Table:
-    """Rows (tick, stage, action, micro-batch), sorted so that each comes after what it needs.
+class ScheduleTable:
+    """Rows (tick, stage, action, micro-batch), sorted so that each row follows its dependencies.
 
-    Stages are numbered along the model; rank r holds the stages r, r + ranks, r + 2 ranks, …: one
-    each where `chunks` is 1. Semantics, the same for every reader:
+    Stages are numbered along the model. Rank r has the stages r, r + ranks, r + 2 ranks, …; with
+    `chunks` = 1 each rank has one stage. The semantics are the same for every interpreter:
 
-    - A rank carries out its rows in order. In a tick it receives, computes once, and sends.
-    - A tick is a place in the order, not a time: what is computed in one tick can be used in the
-      next. How long a computation takes is the reader's to know.
-    - `send` does not wait; `receive` waits. Messages from one stage to another stay in order.
-      To a later stage goes the activation, to an earlier one the gradient with respect to it.
-      Between stages of the same rank there is no message.
-    - `backward` is both `backward_input`, for which the stage before waits, and `backward_weight`.
-    - Weights change once, after all rows. Where `asynchronous`, each stage changes its own after
-      each of its micro-batches, and a backward computes with the weights of its forward.
-    - Where `recurrent`, micro-batches are time steps: a forward also needs the stage's forward of
-      the step before, a backward the stage's backward of the step after.
+    - A rank executes its rows in order. In a tick it receives, computes once, and sends.
+    - A tick is a position in the order, not a time. The result of one tick is available in the next
+    tick. The interpreter decides how long a computation takes.
+    - `send` does not wait; `receive` waits. Messages between two stages stay in order. Messages to
+    a later stage carry activations. Messages to an earlier stage carry gradients of the loss with
+    respect to activations. Stages of the same rank exchange no messages.
+    - `backward` combines `backward_input`, for which the previous stage waits, and
+    `backward_weight`.
+    - Weights change once, after all rows. If `asynchronous`, each stage updates its weights after
+    each of its micro-batches, and a backward uses the weights of its forward.
+    - If `recurrent`, micro-batches are time steps. A forward also needs the stage's forward of the
+    previous step. A backward needs the stage's backward of the next step.
 
-    Args: name: what figures call it; ranks, chunks, microbatches: how many; columns of equal
-    length: tick; stage; action; microbatch; peer: the stage at the other end of a message, else -1;
-    schedule: of which it is the table, or None.
+    Args:
+        name: Name in figures.
+        ranks, chunks, microbatches: Numbers of ranks, stages per rank, and micro-batches.
+        tick, stage, action, microbatch: Columns of the table, of equal length.
+        peer: Column with the stage at the other end of a message; -1 for computations.
+        asynchronous, recurrent: Changes of the semantics, see above.
+        schedule: The schedule that made the table, or None.
     """
 
     name: str
@@ -63,26 +68,26 @@ class Table:
     peer: Integers
     asynchronous: bool = False
     recurrent: bool = False
-    schedule: Pipeline[...] | None = None
+    schedule: PipelineSchedule[...] | None = None
 
     @property
     def stages(self) -> int:
-        """Number of stages: of ranks times chunks."""
+        """Number of stages: ranks times chunks."""
         return self.ranks * self.chunks
 
     @property
     def rank(self) -> Integers:
-        """Who carries out each row."""
+        """The rank that executes each row."""
         return self.stage % self.ranks
 
     @property
     def chunk(self) -> Integers:
-        """Which of its rank's stages each row is about, from 0."""
+        """The chunk of the row's stage: its index among the stages of its rank, from 0."""
         return self.stage // self.ranks
 
     @property
     def computes(self) -> Booleans:
-        """Which rows are neither send nor receive."""
+        """Whether each row is a computation, not a message."""
         return self.peer < 0
 
     def __len__(self) -> int:
@@ -90,59 +95,68 @@ class Table:
         return len(self.tick)
 
     def rows(self) -> list[Row]:
-        """(tick, stage, action, micro-batch, peer) of each row."""
+        """Return (tick, stage, action, micro-batch, peer) of each row."""
         columns = (self.tick, self.stage, self.action, self.microbatch, self.peer)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def take(self, index: Integers | Booleans) -> Table:
-        """The rows that an index or a mask selects, in its order."""
-        # The columns; what is known of the whole table stays.
+    def take(self, index: Integers | Booleans) -> ScheduleTable:
+        """Return the rows that an index or a mask selects, in the order of the index."""
+        # Only the columns change, not the facts about the whole table.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
-    def of_rank(self, rank: int) -> Table:
-        """The rows that this rank carries out, in order."""
+    def of_rank(self, rank: int) -> ScheduleTable:
+        """Return the rows that this rank executes, in order."""
         return self.take(self.rank == rank)
 
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
-        """Seconds that the rank that waits longest does nothing; ranks equal, messages free.
+        """Return the longest idle time of a rank, in s, for equal ranks and instant messages.
 
-        The same from a rank's first row to its last as over all of the time, but for ZB-H2; of an
-        asynchronous schedule between filling and draining. None where the form does not hold.
+        The idle time counts from a rank's first row to its last; except for ZB-H2, the whole run
+        has the same maximum. For an asynchronous schedule, the value holds between filling and
+        draining. The result is None where the formula does not apply.
 
-        Args: forward, backward_input, backward_weight: F, B, W in s, of a micro-batch on a rank.
-        Raises: InvalidInput, for a table of no known schedule.
+        Args:
+            forward, backward_input, backward_weight: Times F, B, W in s of a micro-batch on a rank.
+
+        Raises:
+            InvalidInput: If no known schedule made the table.
+
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
-        al. 2024, arXiv 2401.10241. Differs from it: the last says no bounds for W; beyond those of
-        `zero_bubble` and `zero_bubble_h2` the weight parts are too long for the gaps.
+        al. 2024, arXiv 2401.10241. Differs from it: the last paper states no bounds for W; beyond
+        those of `zero_bubble` and `zero_bubble_h2` the weight gradients are too long for the gaps.
         """
-        return self._known().bubble(self, forward, backward_input, backward_weight)
+        return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 
     def bubble_share(
         self, forward: float, backward_input: float, backward_weight: float
     ) -> float | None:
-        """The bubble as a share of all time, (p - 1)/(m + p - 1) of `gpipe`: as `bubble`."""
-        lost = self.bubble(forward, backward_input, backward_weight)
-        if lost is None:
+        """Return the bubble divided by the total time, for `gpipe` (p - 1)/(m + p - 1).
+
+        Arguments and errors are those of `bubble`; the result is None if the bubble is None.
+        """
+        idle = self.bubble(forward, backward_input, backward_weight)
+        if idle is None:
             return None
-        # All time of a rank is what it computes, and what it waits.
-        return lost / (lost + self.microbatches * (forward + backward_input + backward_weight))
+        # The total time of a rank is its compute time plus its idle time.
+        return idle / (idle + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
-        """The bound of what `in_flight` counts, rank by rank, shape (ranks,).
+        """Return an upper bound of each rank's activations in flight, shape (ranks,).
 
-        Raises: InvalidInput, for a table of no known schedule.
+        Raises:
+            InvalidInput: If no known schedule made the table.
         """
-        bound = self._known().most(self, np.arange(self.ranks))
-        # No more than there are, however many a schedule would let in.
+        bound = self._known_schedule().most(self, np.arange(self.ranks))
+        # The bound of the schedule may exceed the total number of activations.
         most: Integers = np.minimum(
             np.broadcast_to(bound, (self.ranks,)), self.microbatches * self.chunks
         )
         return most
 
-    def _known(self) -> Pipeline[...]:
+    def _known_schedule(self) -> PipelineSchedule[...]:
         if self.schedule is None:
-            raise InvalidInput(f"no formula for {self.name!r}: no known schedule made it")
+            raise InvalidInput(f"no formula for {self.name!r}: no known schedule made this table")
         return self.schedule
 
     def __repr__(self) -> str:
@@ -157,11 +171,11 @@ class Table:
             + "</tr>"
             for rank, cells in enumerate(lines)
         )
-        rest = line(f"the first {SHOWN} of {width} ticks") if width > SHOWN else ""
+        rest = line(f"first {SHOWN} of {width} ticks") if width > SHOWN else ""
         return card(repr(self).strip("<>"), f"<table><tbody>{body}</tbody></table>", rest)
 
     def __str__(self) -> str:
-        """The drawing: a line a rank, a column a tick; letters a, b, … are a rank's chunks."""
+        """Return the drawing: a line per rank, a column per tick; letters a, b, … are chunks."""
         cells = np.full((self.ranks, int(self.tick.max(initial=-1)) + 1), "·", dtype="<U8")
         for tick, stage, action, microbatch, peer in self.rows():
             if peer < 0:
@@ -180,22 +194,27 @@ def _cell(text: str) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pipeline(Drawn, Generic[Call]):
-    """A pipeline schedule and what is known of it; called as the function that draws its table.
+class PipelineSchedule(DrawnFunction, Generic[Call]):
+    """A pipeline schedule and its known properties; a call returns the table.
 
-    With p ranks, m micro-batches, v chunks a rank, and F, B, W the seconds of forward, input and
-    weight part of the backward of a micro-batch on a rank (in all of its chunks):
+    The symbols are p ranks, m micro-batches and v chunks per rank. F, B, W are the times in s of
+    forward, input gradient and weight gradient of one micro-batch in all chunks of a rank.
 
-    Args: drawing: p, m (and v, where `chunked`) -> table; name: in `PIPELINE`; bubble: (table, F,
-    B, W) -> see `Table.bubble`; most: (table, numbers of ranks) -> see `Table.most_in_flight`;
-    asynchronous, recurrent: see `Table`; chunked: whether ranks may hold several stages;
-    scheduling: whether parts of a batch follow each other, or all of it goes, "sequential".
+    Args:
+        drawing: Function from p, m (and v, if `chunked`) to the table.
+        name: Name in `PIPELINE`.
+        bubble: Function (table, F, B, W) -> bubble in s, see `ScheduleTable.bubble`.
+        most: Function (table, rank numbers) -> bound, see `ScheduleTable.most_in_flight`.
+        asynchronous, recurrent: Changes of the semantics, see `ScheduleTable`.
+        chunked: Whether ranks may have several stages.
+        scheduling: "micro-batches" if parts of a batch follow each other; "sequential" if the batch
+            moves as a whole.
     """
 
-    drawing: Callable[Call, Table]
+    drawing: Callable[Call, ScheduleTable]
     name: str
-    bubble: Callable[[Table, float, float, float], float | None]
-    most: Callable[[Table, Integers], int | Integers]
+    bubble: Callable[[ScheduleTable, float, float, float], float | None]
+    most: Callable[[ScheduleTable, Integers], int | Integers]
     asynchronous: bool = False
     recurrent: bool = False
     chunked: bool = False
@@ -204,8 +223,8 @@ class Pipeline(Drawn, Generic[Call]):
     def __post_init__(self) -> None:
         self.take_name(self.drawing)
 
-    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> Table:
-        """The table."""
+    def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> ScheduleTable:
+        """Return the table."""
         return replace(
             self.drawing(*args, **kwargs),
             name=self.name,
@@ -216,29 +235,34 @@ class Pipeline(Drawn, Generic[Call]):
 
     @property
     def synchronization(self) -> str:
-        """Whether all updates of a step are there; else as many as the depth may be missing."""
+        """Either "synchronous" (a step uses all earlier updates) or "stale synchronous".
+
+        "stale synchronous" means that at most as many updates as the pipeline depth are missing.
+        """
         return "stale synchronous" if self.asynchronous else "synchronous"
 
     @property
     def exact(self) -> bool:
-        """Whether all gradients are of the same weights, so that one process would find them."""
+        """Whether all gradients use the same weights, as in training on one process."""
         return not self.asynchronous
 
 
 def pipeline(
     name: str,
-    bubble: Callable[[Table, float, float, float], float | None],
-    most: Callable[[Table, Integers], int | Integers],
+    bubble: Callable[[ScheduleTable, float, float, float], float | None],
+    most: Callable[[ScheduleTable, Integers], int | Integers],
     asynchronous: bool = False,
     recurrent: bool = False,
     chunked: bool = False,
     scheduling: str = "micro-batches",
-) -> Callable[[Callable[Call, Table]], Pipeline[Call]]:
-    """Stands above the function that draws a schedule and says what is known of it."""
+) -> Callable[[Callable[Call, ScheduleTable]], PipelineSchedule[Call]]:
+    """Return a decorator that turns a function into a `PipelineSchedule` with these properties."""
     facts = (name, bubble, most, asynchronous, recurrent, chunked, scheduling)
-    return lambda drawing: Pipeline(drawing, *facts)
+    return lambda drawing: PipelineSchedule(drawing, *facts)
 
 
-def filling(table: Table, forward: float, backward_input: float, backward_weight: float) -> float:
-    """(p - 1)(F + B + W): ranks wait until the first micro-batch has come, and gone back."""
+def filling(
+    table: ScheduleTable, forward: float, backward_input: float, backward_weight: float
+) -> float:
+    """Return (p - 1)(F + B + W): the time to fill the pipeline and to drain it."""
     return (table.ranks - 1) * (forward + backward_input + backward_weight)

@@ -1,41 +1,50 @@
-"""The wavefront of a recurrent model: layers on ranks, time steps in the place of micro-batches."""
+"""The wavefront of a recurrent model: layers on ranks, time steps instead of micro-batches."""
 
 from __future__ import annotations
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.schedules.pipeline.gpipe import gpipe
-from labkit.schedules.pipeline.table import Table, filling, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
 
 
 @pipeline("wavefront", filling, lambda table, rank: table.microbatches, recurrent=True)
-def wavefront(layers: int, steps: int) -> Table:
-    """While the second layer works on the first value, the first layer handles the second value.
+def wavefront(layers: int, steps: int) -> ScheduleTable:
+    """Layer l processes time step t while layer l + 1 processes time step t - 1.
 
         3 layers, 4 steps    F0 F1 F2 F3 ·  ·  ·  ·  B3 B2 B1 B0
                              ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                              ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    Layer l at step t needs layer l - 1 at t and itself at t - 1: cells on a diagonal are free to
-    run together. These are the rows of `gpipe`, whose backward runs from the last step to the
-    first, as backpropagation through time must; an order such as 1F1B's could not do it.
+    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. Therefore the
+    cells on a diagonal can run concurrently. The table equals that of `gpipe`: backpropagation
+    through time runs from the last step to the first, which excludes orders such as 1F1B.
 
-    Args: layers: p, one a rank (a layer may be several); steps: of time, or stretches of them.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        layers: Number p of stages, one per rank (each may contain several layers).
+        steps: Number of time steps, or of segments of several time steps.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: Appleyard, Kocisky and Blunsom 2016, *Optimizing performance of recurrent neural
-    networks on GPUs*, arXiv 1604.01946. Differs from it: layers on ranks, not on streams of a GPU.
+    networks on GPUs*, arXiv 1604.01946. Differs from it: layers run on ranks instead of GPU
+    streams.
     """
     return gpipe(layers, steps)
 
 
-def stretches(steps: int, count: int) -> list[int]:
-    """The edges of stretches of time, of equal length up to one step: 8 in 3 -> [0, 2, 5, 8].
+def time_segments(steps: int, count: int) -> list[int]:
+    """Return the edges of `count` segments of a sequence; lengths differ by at most one step.
 
-    Raises: InvalidInput, for more stretches than steps.
+    time_segments(8, 3) = [0, 2, 5, 8]
+
+    Raises:
+        InvalidInput: If there are more segments than steps.
     """
     if count > steps:
         raise InvalidInput(
-            f"microbatches={count} stretches of {steps} time steps: a stretch has one step at "
-            f"least; allowed: 1 to {steps}"
+            f"microbatches={count} segments of {steps} time steps: a segment has at least one "
+            f"step; allowed: 1 to {steps}"
         )
     return cut(steps, [1.0] * count)

@@ -1,34 +1,43 @@
-"""Zero bubble: only the input part of a backward is urgent; weight parts fill the gaps."""
+"""Zero bubble: weight gradients fill the gaps, because only input gradients are urgent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import Table, pipeline
+from labkit.schedules.pipeline.table import ScheduleTable, pipeline
 
 
-def _h1_bubble(table: Table, forward: float, backward: float, weight: float) -> float | None:
+def _h1_bubble(
+    table: ScheduleTable, forward: float, backward: float, weight: float
+) -> float | None:
     if table.microbatches < table.ranks or weight > forward:
         return None
     return (table.ranks - 1) * (forward + backward - weight)
 
 
 @pipeline("zero_bubble", _h1_bubble, lambda table, rank: table.ranks)
-def zero_bubble(stages: int, microbatches: int) -> Table:
-    """ZB-H1: 1F1B with late weight parts, at the memory of 1F1B's first stage: p micro-batches.
+def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
+    """ZB-H1: 1F1B with late weight gradients; every stage stores at most p micro-batches.
 
         p = 3, m = 4    F0 F1 F2 ·  ·  B0 W0 F3 B1 W1 B2 W2 B3 W3
                         ·  F0 F1 ·  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
                         ·  ·  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-    B: input part, W: weight part, in seconds F, B, W. Bubble from p micro-batches on:
-    (p - 1)(F + B - W), a third of `one_forward_one_backward`'s where all take as long.
+    The memory bound is that of 1F1B's first stage. B is the input gradient, W the weight gradient.
+    In formulas, F, B and W are times in s. With at least p micro-batches, the bubble is
+    (p - 1)(F + B - W). For F = B = W, this is a third of the bubble of `one_forward_one_backward`.
 
-    Args: stages: p, one a rank; microbatches: m.
-    Raises: InvalidInput, for numbers below 1.
+    Args:
+        stages: Number p of stages, one per rank.
+        microbatches: Number m of micro-batches.
+
+    Raises:
+        InvalidInput: If a number is below 1.
+
     Source: Qi et al. 2024, *Zero bubble pipeline parallelism*, arXiv 2401.10241.
-    Differs from it: the hand-made schedules only, no search for an order by measured times.
+    Differs from it: only the hand-made schedules are implemented, not the search for an order by
+    measured times.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -37,27 +46,29 @@ def zero_bubble(stages: int, microbatches: int) -> Table:
     return lay_out("zero_bubble", order, stages, microbatches)
 
 
-def _h2_bubble(table: Table, forward: float, backward: float, weight: float) -> float | None:
+def _h2_bubble(
+    table: ScheduleTable, forward: float, backward: float, weight: float
+) -> float | None:
     if table.microbatches < 2 * table.ranks - 1 or weight > min(forward, backward):
         return None
     return (table.ranks - 1) * (forward + backward - 2 * weight)
 
 
 @pipeline("zero_bubble_h2", _h2_bubble, lambda table, rank: 2 * table.ranks - 1)
-def zero_bubble_h2(stages: int, microbatches: int) -> Table:
-    """ZB-H2: more forwards first, until nobody ever waits: 2p - 1 micro-batches at every stage.
+def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
+    """ZB-H2: more initial forwards, so that no rank waits; every stage stores 2p - 1 micro-batches.
 
         p = 3, m = 5    F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4
                         ·  F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
-    Bubble from 2p - 1 micro-batches on: (p - 1)(F + B - 2W), between a rank's first row and its
-    last. Ranks start and end at different times: with the next batch they go on like this only if
-    no rank waits for the others to change its weights.
+    With at least 2p - 1 micro-batches, the bubble between a rank's first row and its last is
+    (p - 1)(F + B - 2W). Ranks start and end at different times. The next batch continues this
+    pattern only if no rank waits for the other ranks before it updates its weights.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: the optimizer step is not rolled back where a global check of the gradients
-    (of their norm, of overflow) fails afterwards; such a check makes the ranks wait.
+    Differs from it: the optimizer step is not rolled back if a global check of the gradients (of
+    their norm or of overflow) fails afterwards, and the ranks wait for this check.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -67,13 +78,13 @@ def zero_bubble_h2(stages: int, microbatches: int) -> Table:
 
 
 def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Work]:
-    """`ahead` forwards first; a weight part `late` micro-batches behind its input part."""
+    """Yield `ahead` forwards first; weight gradients are `late` micro-batches behind backward."""
     ahead = min(ahead, microbatches)
     for microbatch in range(ahead):
         yield "forward", stage, microbatch
     for microbatch in range(microbatches):
         yield "backward_input", stage, microbatch
-        # A weight part waits until the gap that it fills has come.
+        # A weight gradient waits for the gap that it fills.
         if microbatch >= late:
             yield "backward_weight", stage, microbatch - late
         if microbatch + ahead < microbatches:

@@ -1,22 +1,22 @@
-"""Which operation runs on which device, and when: plans as data, made and timed without devices."""
+"""Placement and schedule of operations on devices: plans as data, computed without devices."""
 
-from labkit.simulate.placement.compared import compared
+from labkit.simulate.placement.compared import compare_policies
 from labkit.simulate.placement.list_scheduling import list_schedule
-from labkit.simulate.placement.plan import Copy, Plan
+from labkit.simulate.placement.plan import Copy, PlacementPlan
 from labkit.simulate.placement.policies import all_on_one, at_random, round_robin
-from labkit.simulate.placement.task_graph import SIGNAL, Machine, Need, Task, TaskGraph
+from labkit.simulate.placement.task_graph import SIGNAL, DeviceGroup, GraphTask, Need, TaskGraph
 
 __all__ = [
     "SIGNAL",
     "Copy",
-    "Machine",
+    "DeviceGroup",
+    "GraphTask",
     "Need",
-    "Plan",
-    "Task",
+    "PlacementPlan",
     "TaskGraph",
     "all_on_one",
     "at_random",
-    "compared",
+    "compare_policies",
     "list_schedule",
     "round_robin",
 ]

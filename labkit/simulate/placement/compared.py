@@ -1,4 +1,4 @@
-"""The same tasks placed by every rule, side by side."""
+"""Plans of the same task graph by every placement policy."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from functools import partial
 
 from labkit.common.errors import InvalidInput
 from labkit.simulate.placement.list_scheduling import list_schedule
-from labkit.simulate.placement.plan import Plan
+from labkit.simulate.placement.plan import PlacementPlan
 from labkit.simulate.placement.policies import all_on_one, at_random, round_robin
-from labkit.simulate.placement.task_graph import Machine, TaskGraph
+from labkit.simulate.placement.task_graph import DeviceGroup, TaskGraph
 
 
-def compared(graph: TaskGraph, machine: Machine, seeds: Sequence[int] = (0, 1, 2)) -> list[Plan]:
-    """All on one, round robin, a random plan a seed, list scheduling: those that fit the memory.
+def compare_policies(
+    graph: TaskGraph, machine: DeviceGroup, seeds: Sequence[int] = (0, 1, 2)
+) -> list[PlacementPlan]:
+    """Return the plans of all policies that fit into memory: simple policies, then list scheduling.
+
+    The simple policies are one device, round robin, and a random placement per seed.
 
     Raises:
-        InvalidInput: none fits.
+        InvalidInput: If no plan fits into memory.
     """
-    makers: list[Callable[[], Plan]] = [
+    makers: list[Callable[[], PlacementPlan]] = [
         partial(all_on_one, graph, machine),
         partial(round_robin, graph, machine),
         *(partial(at_random, graph, machine, seed) for seed in seeds),
         partial(list_schedule, graph, machine),
     ]
-    found, refused = [], []
+    plans, errors = [], []
     for make in makers:
         try:
-            found.append(make())
+            plans.append(make())
         except InvalidInput as error:
-            refused.append(error)
-    if not found:
-        raise refused[-1]
-    return found
+            errors.append(error)
+    if not plans:
+        raise errors[-1]
+    return plans

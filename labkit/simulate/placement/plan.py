@@ -1,4 +1,4 @@
-"""A plan: where each task runs, from when to when, and what is copied for it."""
+"""A plan: the device and the time of each task, and the copies between devices."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from labkit.simulate.placement.task_graph import Machine, TaskGraph
+from labkit.simulate.placement.task_graph import DeviceGroup, TaskGraph
 
 
 class Copy(NamedTuple):
-    """A tensor on a link: once for each receiving device, however many tasks read it there.
+    """The copy of a tensor to another device, made once even if several tasks read it there.
 
-    output: which one of the task's tensors, or that it is done (`task_graph.SIGNAL`).
+    output: Index of the task's output tensor, or `task_graph.SIGNAL` for a completion signal.
     """
 
     task: str
@@ -26,55 +26,55 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Rows of a schedule, as data; nothing in it is measured.
+class PlacementPlan:
+    """A schedule of a task graph as data; no time is measured.
 
     Attributes:
-        name: of the rule that made it.
-        graph, machine: for which it was made.
-        devices: the number of the device of each task.
-        spans: start and stop of each task, s.
-        copies: between devices, in the order of their starts.
+        name: Name of the policy that made the plan.
+        graph, machine: The tasks and the devices.
+        devices: Device number of each task.
+        spans: Start and stop of each task, in s.
+        copies: Copies between devices, sorted by start.
     """
 
     name: str
     graph: TaskGraph
-    machine: Machine
+    machine: DeviceGroup
     devices: Mapping[str, int]
     spans: Mapping[str, tuple[float, float]]
     copies: tuple[Copy, ...]
 
     @property
     def makespan(self) -> float:
-        """When the last task ends, s."""
+        """Time at which the last task ends, in s."""
         return max(stop for _, stop in self.spans.values())
 
     @property
     def copied_bytes(self) -> float:
-        """Over all links together."""
+        """Total number of bytes on all links."""
         return sum(copy.bytes for copy in self.copies)
 
     @cached_property
     def kept_bytes(self) -> tuple[float, ...]:
-        """What the tasks of each device keep."""
-        kept = [0.0] * len(self.machine.devices)
+        """Bytes that the tasks of each device keep in its memory."""
+        totals = [0.0] * len(self.machine.devices)
         for task in self.graph.tasks:
-            kept[self.devices[task.name]] += task.bytes
-        return tuple(kept)
+            totals[self.devices[task.name]] += task.bytes
+        return tuple(totals)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """The share of the makespan for which each device computes."""
+        """Fraction of the makespan in which each device computes."""
         seconds = [0.0] * len(self.machine.devices)
         for name, (start, stop) in self.spans.items():
             seconds[self.devices[name]] += stop - start
-        return tuple(each / self.makespan if self.makespan else 0.0 for each in seconds)
+        return tuple(time / self.makespan if self.makespan else 0.0 for time in seconds)
 
     def on(self, device: int) -> list[str]:
-        """The tasks of a device in the order in which it computes them.
+        """Return the tasks of a device in execution order.
 
-        Of tasks that take no time at the same moment, those come first that others need.
+        Tasks without duration at the same time are sorted so that predecessors come first.
         """
-        place = {name: number for number, name in enumerate(self.graph.order)}
-        own = [name for name, number in self.devices.items() if number == device]
-        return sorted(own, key=lambda name: (*self.spans[name], place[name]))
+        position = {name: number for number, name in enumerate(self.graph.order)}
+        names = [name for name, number in self.devices.items() if number == device]
+        return sorted(names, key=lambda name: (*self.spans[name], position[name]))

@@ -1,4 +1,4 @@
-"""Placements that ask for no cost, to hold a better one against; each is given its best order."""
+"""Baseline placements that ignore costs; list scheduling orders the tasks of each placement."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 
 from labkit.common.errors import InvalidInput
 from labkit.simulate.placement.list_scheduling import list_schedule
-from labkit.simulate.placement.plan import Plan
-from labkit.simulate.placement.task_graph import Machine, TaskGraph
+from labkit.simulate.placement.plan import PlacementPlan
+from labkit.simulate.placement.task_graph import DeviceGroup, TaskGraph
 
 
-def all_on_one(graph: TaskGraph, machine: Machine, device: int = 0) -> Plan:
-    """Everything on one device, but what is bound to another.
+def all_on_one(graph: TaskGraph, machine: DeviceGroup, device: int = 0) -> PlacementPlan:
+    """Place all tasks on one device, except those that are bound to another device.
 
     Raises:
-        InvalidInput: its memory has no room for that.
+        InvalidInput: If the tasks exceed the device's memory.
     """
     return _placed("all on one", graph, machine, lambda free, _: device)
 
 
-def round_robin(graph: TaskGraph, machine: Machine) -> Plan:
-    """Each group on the next device that has room, in the order in which the step needs them.
+def round_robin(graph: TaskGraph, machine: DeviceGroup) -> PlacementPlan:
+    """Place each group on the next device with free memory, in the order in which groups run.
 
     Raises:
-        InvalidInput: none has.
+        InvalidInput: If no device has enough free memory for a group.
     """
     count = len(machine.devices)
 
@@ -34,31 +34,33 @@ def round_robin(graph: TaskGraph, machine: Machine) -> Plan:
     return _placed("round robin", graph, machine, choose)
 
 
-def at_random(graph: TaskGraph, machine: Machine, seed: int) -> Plan:
-    """Each group on any device that has room.
+def at_random(graph: TaskGraph, machine: DeviceGroup, seed: int) -> PlacementPlan:
+    """Place each group on a random device with enough free memory.
 
     Raises:
-        InvalidInput: none has.
+        InvalidInput: If no device has enough free memory for a group.
     """
-    draw = random.Random(seed)
-    return _placed(f"random, seed {seed}", graph, machine, lambda free, _: draw.choice(free))
+    generator = random.Random(seed)
+    return _placed(f"random, seed {seed}", graph, machine, lambda free, _: generator.choice(free))
 
 
 def _placed(
-    name: str, graph: TaskGraph, machine: Machine, choose: Callable[[Sequence[int], int], int]
-) -> Plan:
-    bound = {task.together: task.device for task in graph.tasks if task.device is not None}
+    name: str, graph: TaskGraph, machine: DeviceGroup, choose: Callable[[Sequence[int], int], int]
+) -> PlacementPlan:
+    bound = {task.group_name: task.device for task in graph.tasks if task.device is not None}
     sizes: dict[str, float] = {}
-    for task in (graph.by_name[each] for each in graph.order):
-        sizes[task.together] = sizes.get(task.together, 0.0) + task.bytes
-    left = [machine.memory] * len(machine.devices)
+    for task in (graph.by_name[task_name] for task_name in graph.order):
+        sizes[task.group_name] = sizes.get(task.group_name, 0.0) + task.bytes
+    free_memory = [machine.memory] * len(machine.devices)
     for group, device in bound.items():
-        left[device] -= sizes[group]
-    chosen: dict[str, int] = dict(bound)
+        free_memory[device] -= sizes[group]
+    placement: dict[str, int] = dict(bound)
     for number, group in enumerate(group for group in sizes if group not in bound):
-        free = [device for device, room in enumerate(left) if room >= sizes[group]]
+        free = [device for device, room in enumerate(free_memory) if room >= sizes[group]]
         if not free:
             raise InvalidInput(f"{name}: no device has room for {group!r}; give more memory")
-        chosen[group] = choose(free, number)
-        left[chosen[group]] -= sizes[group]
-    return list_schedule(graph, machine, name, {group: (at,) for group, at in chosen.items()})
+        placement[group] = choose(free, number)
+        free_memory[placement[group]] -= sizes[group]
+    return list_schedule(
+        graph, machine, name, {group: (device,) for group, device in placement.items()}
+    )

@@ -1,4 +1,4 @@
-"""What has to be computed, of what, and on which devices it may be."""
+"""A graph of tasks with dependencies, and the machine that executes it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from labkit.common.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Task:
-    """An operation to be placed.
+class GraphTask:
+    """An operation to place on a device.
 
     Attributes:
-        name: its own.
-        seconds: that it computes.
-        bytes: that it keeps on its device: its outputs, and the variable that it reads.
-        group: tasks of one group are placed together, as a variable's readers and writers have to
-            be; empty: it is alone.
-        device: the number of the one that it is bound to; None: it may be anywhere.
-        kind: what it does, for a figure.
+        name: Unique name.
+        seconds: Compute time in s.
+        bytes: Memory on its device: outputs, and the variable that the task reads.
+        group: Name of a set of tasks that must share a device, such as the readers and writers of a
+            variable. Empty: the task is its own group.
+        device: Number of the device to which the task is bound; None: any device.
+        kind: Type of the operation, for figures.
     """
 
     name: str
@@ -32,20 +32,20 @@ class Task:
     kind: str = ""
 
     @property
-    def together(self) -> str:
-        """What names its group, also where it is alone."""
+    def group_name(self) -> str:
+        """Name of the task's group; the task's own name if it has no group."""
         return self.group or self.name
 
 
-SIGNAL = -1  # no output, but that a task is done
+SIGNAL = -1  # output index that stands for the completion of a task
 
 
 @dataclass(frozen=True)
 class Need:
-    """That a task needs so many bytes of another one.
+    """A dependency: the target task needs this number of bytes of the source task.
 
-    output: the number of the tensor that it reads, of those that the source makes; `SIGNAL`: it
-    only waits for the source.
+    output: Index of the source's output tensor that the target reads; `SIGNAL`: the target only
+    waits for the source.
     """
 
     source: str
@@ -55,18 +55,18 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Machine:
-    r"""Devices that are alike, and a link from each to each.
+class DeviceGroup:
+    r"""Equal devices with a link from each device to every other device.
 
-    A device computes one task at a time. A link carries one tensor at a time, for
-    \(\text{latency} + \text{bytes} / \text{bandwidth}\); each direction is a link of its own.
+    A device computes one task at a time. A link carries one tensor at a time, in
+    \(\text{latency} + \text{bytes} / \text{bandwidth}\); each direction has its own link.
 
     Attributes:
-        devices: their names.
-        latency: s, of a copy between two devices.
-        bandwidth: bytes/s.
-        memory: bytes that the tasks of a device may keep.
-        dispatch: s that a device needs for a task beside its computation.
+        devices: Names of the devices.
+        latency: Latency in s of a copy between two devices.
+        bandwidth: Bandwidth of a link in bytes/s.
+        memory: Maximum number of bytes that tasks keep on a device.
+        dispatch: Overhead in s of a device per task.
     """
 
     devices: tuple[str, ...]
@@ -77,110 +77,114 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) < len(self.devices):
-            raise InvalidInput(f"devices={self.devices} is impossible: give names, each once")
+            raise InvalidInput(f"devices={self.devices} is impossible: give unique names")
         for name in ("latency", "dispatch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidInput(
-                    f"{name}={getattr(self, name)} is impossible: give s, at least 0"
+                    f"{name}={getattr(self, name)} is impossible: give seconds, at least 0"
                 )
         for name in ("bandwidth", "memory"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name}={getattr(self, name)} is impossible: give more than 0")
 
     def copy_seconds(self, nbytes: float) -> float:
-        """What a link needs for a tensor."""
+        """Return the time in s that a link needs for a tensor."""
         return self.latency + nbytes / self.bandwidth
 
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks, and what each needs; refuses circles, unknown names and negative numbers.
+    """Tasks and their dependencies.
 
     Raises:
-        InvalidInput: one of these, or no task at all.
+        InvalidInput: If there are no tasks, or for a cycle, an unknown name, or a negative number.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[GraphTask, ...]
     needs: tuple[Need, ...] = ()
 
     def __post_init__(self) -> None:
         names = {task.name for task in self.tasks}
         if not self.tasks or len(names) < len(self.tasks):
-            raise InvalidInput("give at least one task, and each a name of its own")
+            raise InvalidInput("give at least one task, and a unique name to each task")
         for task in self.tasks:
             if not (0 <= task.seconds < math.inf and 0 <= task.bytes < math.inf):
-                raise InvalidInput(f"{task} is impossible: seconds and bytes are finite, from 0 on")
+                raise InvalidInput(f"{task} is impossible: give finite seconds and bytes, ≥ 0")
         for need in self.needs:
-            if lost := {need.source, need.target} - names:
-                raise InvalidInput(f"{need} names {sorted(lost)[0]!r}, which is no task")
+            if unknown := {need.source, need.target} - names:
+                raise InvalidInput(f"{need} names {sorted(unknown)[0]!r}, which is not a task")
             if not 0 <= need.bytes < math.inf:
-                raise InvalidInput(f"{need} is impossible: bytes are finite, from 0 on")
+                raise InvalidInput(f"{need} is impossible: bytes must be finite and at least 0")
         if len(self.order) < len(self.tasks):
-            left = ", ".join(sorted(names - set(self.order))[:5])
-            raise InvalidInput(f"needs form a circle among {left}: give a graph without one")
+            members = ", ".join(sorted(names - set(self.order))[:5])
+            raise InvalidInput(f"needs form a cycle among {members}: give a graph without cycles")
 
     @cached_property
-    def by_name(self) -> Mapping[str, Task]:
-        """The tasks."""
+    def by_name(self) -> Mapping[str, GraphTask]:
+        """The tasks by name."""
         return {task.name: task for task in self.tasks}
 
     @cached_property
     def before(self) -> Mapping[str, Sequence[Need]]:
-        """What each task needs."""
+        """For each task, its dependencies on other tasks."""
         return self._ends("target")
 
     @cached_property
     def after(self) -> Mapping[str, Sequence[Need]]:
-        """Who needs each task."""
+        """For each task, the dependencies of other tasks on it."""
         return self._ends("source")
 
     @cached_property
     def order(self) -> Sequence[str]:
-        """The tasks' names, each after all that it needs; those on a circle are missing."""
-        waits = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
-        found = [name for name, count in waits.items() if count == 0]
-        for name in found:  # grows while it is read
+        """Task names in topological order, without tasks on cycles."""
+        missing = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
+        names = [name for name, count in missing.items() if count == 0]
+        for name in names:  # the loop appends to this list
             for target in dict.fromkeys(need.target for need in self.after[name]):
-                waits[target] -= 1
-                if waits[target] == 0:
-                    found.append(target)
-        return found
+                missing[target] -= 1
+                if missing[target] == 0:
+                    names.append(target)
+        return names
 
     @property
     def seconds(self) -> float:
-        """Of all tasks, one after the other."""
+        """Total compute time of all tasks, in s."""
         return sum(task.seconds for task in self.tasks)
 
     @property
     def bytes(self) -> float:
-        """That all tasks keep together."""
+        """Total memory of all tasks, in bytes."""
         return sum(task.bytes for task in self.tasks)
 
-    def to_the_end(self, copy: float = 0.0, machine: Machine | None = None) -> dict[str, float]:
-        r"""The longest way from each task to the end, s: \(r_i = w_i + \max_j (c_{ij} + r_j)\).
+    def path_lengths(
+        self, copy: float = 0.0, machine: DeviceGroup | None = None
+    ) -> dict[str, float]:
+        r"""Return the length of the longest path from each task to the end, in s.
+
+        The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
 
         Args:
-            copy: the share of needs that are taken to cross between devices.
-            machine: whose copies and dispatches are counted; None: neither.
+            copy: Fraction of dependencies that are assumed to cross devices, a factor of c.
+            machine: The machine whose copy and dispatch times count; None: neither counts.
         """
         dispatch = machine.dispatch if machine else 0.0
-        found: dict[str, float] = {}
+        lengths: dict[str, float] = {}
         for name in reversed(self.order):
             rest = (
-                found[need.target] + (copy * machine.copy_seconds(need.bytes) if machine else 0.0)
+                lengths[need.target] + (copy * machine.copy_seconds(need.bytes) if machine else 0.0)
                 for need in self.after[name]
             )
-            found[name] = self.by_name[name].seconds + dispatch + max(rest, default=0.0)
-        return found
+            lengths[name] = self.by_name[name].seconds + dispatch + max(rest, default=0.0)
+        return lengths
 
-    def shortest(self, machine: Machine) -> float:
-        """No plan is shorter: the longest way without copies, or the work over all devices, s."""
+    def shortest(self, machine: DeviceGroup) -> float:
+        """Return a lower bound of makespans in s: the critical path or the mean device load."""
         work = self.seconds + machine.dispatch * len(self.tasks)
-        free = Machine(machine.devices, dispatch=machine.dispatch)
-        return max(max(self.to_the_end(0.0, free).values()), work / len(machine.devices))
+        free = DeviceGroup(machine.devices, dispatch=machine.dispatch)
+        return max(max(self.path_lengths(0.0, free).values()), work / len(machine.devices))
 
     def _ends(self, end: str) -> dict[str, list[Need]]:
-        found: dict[str, list[Need]] = {task.name: [] for task in self.tasks}
+        needs: dict[str, list[Need]] = {task.name: [] for task in self.tasks}
         for need in self.needs:
-            found[getattr(need, end)].append(need)
-        return found
+            needs[getattr(need, end)].append(need)
+        return needs

@@ -1,4 +1,4 @@
-"""Published figures, and what the simulator makes of them."""
+"""Published results and their reproduction by the simulator."""
 
 from labkit.simulate.published import allreduce, bugliarello, pipelines
 from labkit.simulate.published.curves import (
@@ -18,8 +18,8 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
 
 
 def reproduce() -> list[Judged]:
-    """Every published figure beside ours."""
-    return [row for each in REPRODUCTIONS for row in each.reproduce()]
+    """Return every published result with its reproduction."""
+    return [row for reproduction in REPRODUCTIONS for row in reproduction.reproduce()]
 
 
 __all__ = [

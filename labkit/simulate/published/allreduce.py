@@ -1,8 +1,9 @@
-"""Scaling by allreduce: bytes and operations by the networks' shapes, times by closed forms.
+"""Scaling of allreduce: bytes and operations from network shapes, times from closed forms.
 
-Compute times of networks were not published: they are taken as their operations are, and only what
-exchange costs is fitted. How operations of Horovod's networks are counted was chosen with all
-figures in sight; both ways are shown.
+The papers give no compute times of the networks. The models assume that compute time is
+proportional to the number of operations and fit only the cost of the exchange. For Horovod's
+networks there are two ways to count operations. One was chosen when all results were known; the
+tables show both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from labkit.schedules import Cost
+from labkit.schedules import AlphaBetaCost
 from labkit.simulate.costs import textbook
 from labkit.simulate.published.curves import BYTEPS, HOROVOD, PUBLISHED
 from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
@@ -27,9 +28,9 @@ from labkit.simulate.published.shapes import (
     vgg,
 )
 
-LINK = 25e9 / 8  # bytes/s, of 25 Gb Ethernet
+LINK = 25e9 / 8  # bytes/s of 25 Gb Ethernet
 PART = "exchange of all bytes once, steps of one worker"
-SHARE = "not hidden, share of the ring"
+SHARE = "exposed time, share of the ring"
 STEP = "step of InceptionV3, s"
 NETWORKS: Mapping[str, Callable[[], Layers]] = {
     "AlexNet": alexnet,
@@ -44,19 +45,19 @@ NETWORKS: Mapping[str, Callable[[], Layers]] = {
 
 
 def _ring(workers: int) -> float:
-    """How often all bytes cross a rank's link."""
+    """Return the traffic on a rank's link in a ring, as a multiple of the buffer size."""
     return textbook("ring", workers).beta
 
 
 def _density(network: str) -> float:
-    """Bytes to exchange for an operation to compute."""
+    """Return the number of bytes to exchange per operation."""
     layers = NETWORKS[network]()
     return nbytes(layers) / operations(layers)
 
 
-# Horovod: steps of 64 images, of which that of InceptionV3 on a P100 is known (Bugliarello).
+# Horovod: a step has 64 images; Bugliarello published the time for InceptionV3 on a P100.
 def _horovod_ring(network: str) -> float:
-    cost = Cost(beta=_ring(512))
+    cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
 
 
@@ -73,7 +74,8 @@ def _horovod(
     return step / (step + parameters[SHARE] * _horovod_ring(name))
 
 
-# BytePS: with as many further hosts as servers all bytes go out and come in once, at once.
+# BytePS: with one additional server host per worker host, a worker sends and receives all bytes
+# once, concurrently.
 def _byteps_fit(known: Figures) -> Parameters:
     return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
 
@@ -82,7 +84,7 @@ def _byteps(parameters: Parameters, name: str) -> float:
     return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
 
 
-# One batch divided among all: T(p) / T(1) = 1 / p + how often bytes cross a link · c.
+# MaTEx and Das divide one batch among all workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, c fitted.
 def _divided_fit(known: Figures) -> Parameters:
     (name, speedup), *_ = known.items()
     network, workers = _place(name)
@@ -97,12 +99,12 @@ def _divided(parameters: Parameters, name: str) -> float:
 
 
 def _place(name: str) -> tuple[str, int]:
-    """`VGG-A, 64` -> VGG-A, 64"""
+    """Split `VGG-A, 64` into the network and the number of workers."""
     network, _, workers = name.partition(", ")
     return network, int(workers)
 
 
-# Vishnu: layers are small, so that rounds cost latency, in a butterfly's lg p rounds.
+# Vishnu: layers are small, so the lg p rounds of a butterfly cost only latency.
 ROUND = "round, steps of one core"
 
 
@@ -121,7 +123,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """The last figure of some curves, by the curves' names."""
+    """Return the last speed-up of each published curve, under the given names."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 
@@ -157,7 +159,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Vishnu 2016",
         "D",
-        "a round costs the same in both",
+        "equal time per round in both",
         _UP,
         _figures(vishnu_mnist_dnn="MNIST-DNN, 1 to 32", vishnu_mnist_cnn="MNIST-CNN, 16 to 64"),
         _vishnu,
@@ -192,7 +194,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Das 2016",
         "A",
-        "no shapes, one figure each",
+        "no shapes, a single figure",
         _UP,
         _figures(das_dnn="7-layer DNN, 16", das_aws="AWS, 16"),
     ),

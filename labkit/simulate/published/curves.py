@@ -1,8 +1,9 @@
-"""Published figures, to compare shapes with: a cliff, an order, an efficiency, an error.
+"""Published results for comparison: scaling curves, efficiencies and errors.
 
-Marks of the sources: A abstract of the paper, C computed from its formula, D documentation of the
-project, F read off a figure (± 3 %), P text of the paper, R the authors' raw results. A ratio
-measured on one machine is never set against a cluster's absolute number.
+A mark names the kind of source: A (abstract of the paper), C (computed from its formula), D
+(documentation of the project), F (read from a figure, ± 3 %), P (text of the paper), R (raw results
+of the authors). A ratio measured on one machine is never compared with an absolute number of a
+cluster.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from dataclasses import dataclass
 class Scaling:
     """A published scaling curve.
 
-    Args: name; what: model and set-up; unit: of `workers`; workers: their numbers, the first is
-    the base; speedup: over the base, as many as workers; source, mark: where it is from; base:
-    what the base did, images/s, where that was published.
+    Args:
+        name: Name of the curve.
+        what: Model and set-up.
+        unit: Unit of `workers`.
+        workers: Numbers of workers; the first is the base of the speed-up.
+        speedup: Speed-up over the base for each number of workers.
+        source, mark: Origin of the curve, and the mark of its kind of source (see the module).
+        base: Throughput of the base in images/s; 0 if unpublished.
     """
 
     name: str
@@ -30,7 +36,7 @@ class Scaling:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """speedup · base / workers: T₁ / (n · Tₙ) for a base of one worker."""
+        """Parallel efficiency speedup · workers[0] / workers: T₁ / (n · Tₙ) if workers[0] is 1."""
         pairs = zip(self.speedup, self.workers, strict=True)
         return tuple(speedup * self.workers[0] / workers for speedup, workers in pairs)
 
@@ -45,8 +51,8 @@ _GPUS = (1, 2, 4, 8, 16, 32, 64, 128)
 _VISHNU = "Vishnu 2016, Distributed TensorFlow with MPI"
 
 PUBLISHED: dict[str, Scaling] = {
-    each.name: each
-    for each in (
+    curve.name: curve
+    for curve in (
         Scaling(
             "piz-daint",
             f"{_SERVERS}, 1 P100 a node",
@@ -117,10 +123,12 @@ PUBLISHED: dict[str, Scaling] = {
 }
 
 
+# The letters in these comments are marks of the sources.
 INCEPTION_MB = 92.9  # gradients of InceptionV3
-SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # best on piz-daint (R)
-HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # D
-BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # about (R)
+# For each number of nodes of piz-daint, the number of servers with the highest throughput.
+SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
+HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # efficiencies (D)
+BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # approximate efficiencies (R)
 BUBBLE_1F1B = {"p = 8, m = 24": 0.243, "p = 8, m = 32": 0.199, "p = 8, m = 64": 0.124}  # P
 TORCHGPIPE = {"1 stage": 0.853, "2 stages": 1.41, "4 stages": 2.77, "8 stages": 4.29}  # R
 TORCHGPIPE_AMOEBANET = {"8 stages, m = 1": 0.93, "8 stages, m = 4": 2.62, "8 stages, m = 32": 4.95}
@@ -131,10 +139,14 @@ DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2
 
 @dataclass(frozen=True)
 class Softsync:
-    """What was published of n-softsync at a rate.
+    """A published result of n-softsync with a corrected or constant learning rate.
 
-    Args: remedy: of the rate; splits: n, none: all; error: share of test samples told wrong; what:
-    data and learners; source, mark: where it is from.
+    Args:
+        remedy: Staleness correction of the learning rate, or None.
+        splits: Values of n; empty: all values.
+        error: Fraction of misclassified test samples.
+        what: Data set and number of learners.
+        source, mark: Origin of the result, and the mark of its kind of source (see the module).
     """
 
     remedy: str | None
@@ -146,4 +158,4 @@ class Softsync:
 
 
 SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
-SOFTSYNC_LATER = 1e-4  # gradients more than 2n updates old are a smaller share (Zhang 2016, P)
+SOFTSYNC_LATER = 1e-4  # maximum fraction of gradients over 2n updates old (Zhang 2016, P)

@@ -1,4 +1,4 @@
-"""Pipelines: bubbles by the tables of `labkit.schedules.pipeline`, simulated row by row."""
+"""Reproduction of pipeline results with simulated tables of `labkit.schedules.pipeline`."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from labkit.simulate.published.curves import (
 from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 
 MESSAGE = "message, forward passes of a micro-batch"
-F, B, W = 1.0, 1.2, 0.8  # what the forms are checked with: ZB-H2's bubble is not zero
+F, B, W = 1.0, 1.2, 0.8  # times in s that test the formulas; ZB-H2's bubble is not zero
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Bubble over all of the time, where F = B = W = 1, and a message takes so long."""
+    """Return the bubble as a share of the total time, for F = B = W = 1 and this message time."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
 
 
-def _places(name: str) -> list[int]:
-    """The numbers in a name."""
-    return [int(each) for each in name.replace(",", " ").split() if each.isdigit()]
+def _numbers(name: str) -> list[int]:
+    """Return the integers in the name of a result."""
+    return [int(word) for word in name.replace(",", " ").split() if word.isdigit()]
 
 
 def _rate_fit(known: Figures) -> Parameters:
-    """The time grows about linearly with the message's: a few secants."""
+    """Find the message time by secant steps, because the time grows almost linearly with it."""
     ((name, rate),) = known.items()
-    stages, microbatches = _places(name)
-    tried = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]
-    while abs(tried[-1][1] - rate) > 1e-12:
-        (one, low), (other, high) = tried[-2:]
+    stages, microbatches = _numbers(name)
+    points = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]
+    while abs(points[-1][1] - rate) > 1e-12:
+        (one, low), (other, high) = points[-2:]
         message = other + (rate - high) * (other - one) / (high - low)
-        tried.append((message, share("1f1b", stages, microbatches, message)))
-    return {MESSAGE: tried[-1][0]}
+        points.append((message, share("1f1b", stages, microbatches, message)))
+    return {MESSAGE: points[-1][0]}
 
 
 def _rate(parameters: Parameters, name: str) -> float:
-    stages, microbatches = _places(name)
+    stages, microbatches = _numbers(name)
     return share("1f1b", stages, microbatches, parameters[MESSAGE])
 
 
 def _gpipe_bubble(parameters: Parameters, name: str) -> float:
-    return share("gpipe", *_places(name))
+    return share("gpipe", *_numbers(name))
 
 
 def _bubble(parameters: Parameters, name: str) -> float:
-    """Seconds that the rank that waits longest does nothing."""
+    """Return the longest idle time of a rank, in s."""
     schedule = {"1F1B": "1f1b", "ZB-H1": "zero_bubble", "ZB-H2": "zero_bubble_h2"}[
         name.split(",")[0]
     ]
-    return simulate_pipeline(PIPELINE[schedule](*_places(name)), F, B, W).bubble
+    return simulate_pipeline(PIPELINE[schedule](*_numbers(name)), F, B, W).bubble
 
 
 def speedup(stages: int, microbatches: int) -> float:
-    """Of so many equal stages without costs, over one: p (1 - bubble)."""
+    """Return the speed-up of p equal stages over one, without overhead: p (1 - bubble)."""
     return stages * (1 - share("gpipe", stages, microbatches))
 
 
-KEPT = "speed kept of one stage's"
+RELATIVE_SPEED = "speed relative to one stage"
 
 
 def _amoebanet_fit(known: Figures) -> Parameters:
     ((name, value),) = known.items()
-    return {KEPT: value / speedup(*_places(name))}
+    return {RELATIVE_SPEED: value / speedup(*_numbers(name))}
 
 
 def _amoebanet(parameters: Parameters, name: str) -> float:
-    return parameters[KEPT] * speedup(*_places(name))
+    return parameters[RELATIVE_SPEED] * speedup(*_numbers(name))
 
 
 def _delayed(parameters: Parameters, name: str) -> float:
-    """3 / (1 + 2 / K): modules go backward at once, and forward in turn."""
-    return 3 / (1 + 2 / _places(name)[0])
+    """Return the bound 3 / (1 + 2 / K), as K modules run forward in sequence, backward at once."""
+    return 3 / (1 + 2 / _numbers(name)[0])
 
 
 _BUBBLE = "bubble share"
@@ -118,7 +118,7 @@ REPRODUCTIONS = (
         ("8 stages, m = 1",),
         _amoebanet_fit,
     ),
-    Reproduction("torchgpipe", "R", "ResNet-101, micro-batches not said", "speed-up", TORCHGPIPE),
+    Reproduction("torchgpipe", "R", "ResNet-101, unknown micro-batches", "speed-up", TORCHGPIPE),
     Reproduction(
         "Huo 2018, DDG",
         "F",

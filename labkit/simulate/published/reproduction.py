@@ -1,4 +1,4 @@
-"""A model of published figures, of which some fit it, and the others judge it."""
+"""Models of published results: some results fit the parameters, other results test the model."""
 
 from __future__ import annotations
 
@@ -6,32 +6,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Parameters: TypeAlias = Mapping[str, float]  # by name, with its unit
+Parameters: TypeAlias = Mapping[str, float]  # keys: name with unit
 Figures: TypeAlias = dict[str, float]
 Verdict: TypeAlias = Literal[
     "predicted", "predicted from a fit", "reproduced", "by construction", "bound", "not reached"
 ]
 NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
-    "predicted": "no parameter was fitted, nor was the form chosen by these figures",
-    "predicted from a fit": "beyond all figures, of the same set-up, that parameters are from; "
-    "the form was chosen with them in sight",
-    "reproduced": "fitted, or one figure was free, or the form was chosen with them in sight",
-    "by construction": "the model can say nothing else, whatever its parameters",
-    "bound": "ours is a bound, computed [C], and what was measured is within it",
-    "not reached": "the error is too large, or there is nothing to fit a model on",
+    "predicted": "these figures served neither to fit a parameter nor to choose the form",
+    "predicted from a fit": "parameters are from smaller figures of the same set-up; "
+    "the form was chosen with these figures known",
+    "reproduced": "fitted, or one figure was free, or the form was chosen with these figures known",
+    "by construction": "the model gives this value for all parameters",
+    "bound": "ours is a computed bound [C], and the measured value is within it",
+    "not reached": "the error is too large, or no figure is available for a fit",
 }
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A published figure beside ours.
+    """A published result and its reproduction.
 
-    Args: source, mark: where it is from, and how (`labkit.simulate.published.curves`); study, what:
-    which figure; unit; parameters: of the model; fitted: figures that they are from; predicted:
-    ours, None: there is nothing to fit on; published; error: predicted / published - 1, or where
-    `points` their difference; within: what is allowed of it; reached: the verdict where it is
-    that small, or of a bound not negative; verdict: see `VERDICTS`.
+    Args:
+        source, mark: Origin of the result and its mark (`labkit.simulate.published.curves`).
+        study, what: Names of the study and of the result.
+        unit: Unit of the values.
+        parameters: Parameters of the model, by name.
+        fitted: Names of the results that determine the parameters.
+        predicted: Value of the model; None: no result is available for a fit.
+        published: Published value.
+        points: Whether `error` is a difference instead of a ratio.
+        within: Largest allowed absolute error.
+        reached: The verdict if the error is within the limit (for "bound": not negative).
+
+    `error` is predicted / published - 1; if `points`, it is predicted - published. `verdict` is
+    `reached` or "not reached", see `VERDICTS`.
     """
 
     source: str
@@ -66,12 +75,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A model of what somebody measured.
+    """A model of published measurements.
 
-    Args: source, mark, name, unit, within, points: see `Judged`; figures: name -> value; fitted:
-    names of those that `fit` gets, and none else; fit: these -> parameters; predict: (parameters,
-    name) -> value; without it there is nothing to fit on; marks, verdicts: of single figures, where
-    they are not `mark`, and "reproduced" where there is a fit, else "predicted".
+    Args:
+        source, mark, name, unit, within, points: See `Judged`.
+        figures: Published values by name.
+        predict: Function (parameters, name) -> value; None: no model can be fitted.
+        fitted: Names of the published values that `fit` receives; it receives no other values.
+        fit: Function of the `fitted` values that returns the parameters of the model.
+        marks: Marks of single values, where they differ from `mark`.
+        verdicts: Verdicts of single values; default: "reproduced" with a fit, else "predicted".
     """
 
     source: str
@@ -88,7 +101,7 @@ class Reproduction:
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
     def reproduce(self) -> list[Judged]:
-        """A row a figure."""
+        """Return one row per published value."""
         usual: Verdict = "reproduced" if self.fitted else "predicted"
         parameters = self.fit({name: self.figures[name] for name in self.fitted})
         return [

@@ -1,7 +1,7 @@
-"""Layers of the networks that were published about, by their architectures: bytes and operations.
+"""Layers of published networks, from their architectures: bytes and operations.
 
-All of this is computed from shapes, mark C. A layer has a kernel and a vector of outputs: the
-bias, or the shift of a batch normalization; its scale is left out, as in InceptionV3.
+All values are computed from shapes (mark C). A layer has a kernel and a vector: the bias, or the
+shift of a batch normalization. The scale of the normalization is omitted, as in InceptionV3.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 FLOAT = 4  # bytes
-Step: TypeAlias = tuple[int, ...]  # outs, height, width, and where it moves by two the new side
+Step: TypeAlias = tuple[int, ...]  # outs, height, width; with stride 2 also the new plane's side
 
 
-class Layer(NamedTuple):
-    """A convolution; a dense layer is one of one position.
+class LayerShape(NamedTuple):
+    """A convolution; a dense layer is a convolution with one position.
 
-    Args: ins, outs: channels; height, width: of the kernel; positions: of the output; stride.
+    Args:
+        ins, outs: Numbers of input and output channels.
+        height, width: Size of the kernel.
+        positions: Number of positions of the output.
+        stride: Stride of the kernel.
     """
 
     ins: int
@@ -29,17 +33,17 @@ class Layer(NamedTuple):
 
     @property
     def tensors(self) -> tuple[int, int]:
-        """Bytes of the kernel, and of the vector."""
+        """Bytes of the kernel, and of the bias or shift vector."""
         return FLOAT * self.ins * self.outs * self.height * self.width, FLOAT * self.outs
 
     @property
     def operations(self) -> int:
-        """Multiplications, each with its addition, of one sample's forward pass."""
+        """Multiply-adds of one sample's forward pass."""
         return self.ins * self.outs * self.height * self.width * self.positions
 
     @property
     def multiplications(self) -> float:
-        """The same with 16 in place of 36 where a 3 × 3 kernel moves by one: minimal filtering.
+        """Operations with minimal filtering: 16 instead of 36 for 3 × 3 kernels of stride 1.
 
         Source: Lavin and Gray 2016, *Fast algorithms for convolutional neural networks* (arXiv
         1509.09308), F(2 × 2, 3 × 3).
@@ -48,42 +52,42 @@ class Layer(NamedTuple):
         return self.operations * (16 / 36 if minimal else 1)
 
 
-Layers: TypeAlias = list[Layer]
+Layers: TypeAlias = list[LayerShape]
 
 
-def nbytes(layers: Sequence[Layer]) -> int:
-    """Of all gradients."""
+def nbytes(layers: Sequence[LayerShape]) -> int:
+    """Return the total bytes of all gradients."""
     return sum(sum(layer.tensors) for layer in layers)
 
 
-def operations(layers: Sequence[Layer]) -> int:
-    """See `Layer.operations`."""
+def operations(layers: Sequence[LayerShape]) -> int:
+    """Return the total of `LayerShape.operations` over all layers."""
     return sum(layer.operations for layer in layers)
 
 
-def multiplications(layers: Sequence[Layer]) -> float:
-    """See `Layer.multiplications`."""
+def multiplications(layers: Sequence[LayerShape]) -> float:
+    """Return the total of `LayerShape.multiplications` over all layers."""
     return sum(layer.multiplications for layer in layers)
 
 
 def _chain(ins: int, side: int, *steps: Step) -> Layers:
-    """Convolutions one behind the other, on planes of side × side."""
+    """Return consecutive convolutions on planes of side × side positions."""
     layers = []
-    for outs, height, width, *halved in steps:
-        side = halved[0] if halved else side
-        layers.append(Layer(ins, outs, height, width, side**2, 1 + len(halved)))
+    for outs, height, width, *new_side in steps:
+        side = new_side[0] if new_side else side
+        layers.append(LayerShape(ins, outs, height, width, side**2, 1 + len(new_side)))
         ins = outs
     return layers
 
 
 def _dense(*sizes: int) -> Layers:
-    return [Layer(ins, outs) for ins, outs in pairwise(sizes)]
+    return [LayerShape(ins, outs) for ins, outs in pairwise(sizes)]
 
 
 def inception_v3(classes: int = 1001) -> Layers:
-    """Szegedy et al. 2015 (arXiv 1512.00567), images of 299 × 299, without the auxiliary head."""
+    """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # smaller for want of padding
+    net[1] = net[1]._replace(stride=1)  # the side shrinks because of missing padding, not stride
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
@@ -105,7 +109,7 @@ def inception_v3(classes: int = 1001) -> Layers:
 
 
 def resnet(blocks: Sequence[int]) -> Layers:
-    """He et al. 2015 (arXiv 1512.03385), bottlenecks: (3, 4, 6, 3) is 50, (3, 4, 23, 3) is 101."""
+    """ResNet with bottlenecks (He et al. 2015, arXiv 1512.03385): (3, 4, 6, 3) is ResNet-50."""
     net, ins = _chain(3, 112, (64, 7, 7, 112)), 64
     for stage, count in enumerate(blocks):
         width, side = 64 << stage, 56 >> stage
@@ -118,7 +122,7 @@ def resnet(blocks: Sequence[int]) -> Layers:
 
 
 def vgg(convolutions: Sequence[int]) -> Layers:
-    """Simonyan and Zisserman 2014 (arXiv 1409.1556): (2, 2, 3, 3, 3) is VGG-16."""
+    """VGG (Simonyan and Zisserman 2014, arXiv 1409.1556): (2, 2, 3, 3, 3) is VGG-16."""
     net, ins = Layers(), 3
     for stage, count in enumerate(convolutions):
         width = min(64 << stage, 512)
@@ -128,7 +132,7 @@ def vgg(convolutions: Sequence[int]) -> Layers:
 
 
 def alexnet() -> Layers:
-    """Krizhevsky et al. 2012: half of the channels reach layers 2, 4 and 5."""
+    """AlexNet (Krizhevsky et al. 2012), whose layers 2, 4 and 5 read half of the channels."""
     net = _chain(3, 55, (96, 11, 11, 55)) + _chain(48, 27, (256, 5, 5))
     net += (
         _chain(256, 13, (384, 3, 3)) + _chain(192, 13, (384, 3, 3)) + _chain(192, 13, (256, 3, 3))
@@ -137,7 +141,7 @@ def alexnet() -> Layers:
 
 
 def googlenet() -> Layers:
-    """Szegedy et al. 2014 (arXiv 1409.4842), table 1."""
+    """GoogLeNet (Szegedy et al. 2014, arXiv 1409.4842), from table 1 of the paper."""
     net = _chain(3, 112, (64, 7, 7, 112)) + _chain(64, 56, (64, 1, 1), (192, 3, 3))
     ins = 192
     for side, (one, three_in, three, five_in, five, pooled) in (
@@ -158,7 +162,7 @@ def googlenet() -> Layers:
 
 
 def overfeat() -> Layers:
-    """Sermanet et al. 2013 (arXiv 1312.6229), the fast model of table 1."""
+    """OverFeat (Sermanet et al. 2013, arXiv 1312.6229), the fast model in table 1 of the paper."""
     net = _chain(3, 56, (96, 11, 11, 56)) + _chain(96, 24, (256, 5, 5))
     net += _chain(256, 12, (512, 3, 3), (1024, 3, 3), (1024, 3, 3))
     return net + _dense(6 * 6 * 1024, 3072, 4096, 1000)

@@ -1,4 +1,4 @@
-"""Devices of one process: what TensorFlow places where, what a step does there, and how fast."""
+"""Placement of a step's operations on the logical devices of one TensorFlow process."""
 
 from labkit.worker.devices.client import carry_out, examine
 from labkit.worker.devices.request import DeviceRequest

@@ -1,4 +1,4 @@
-"""Questions to fresh processes with devices of their own: TensorFlow fixes these when it starts."""
+"""Start of processes with logical devices, because TensorFlow fixes its devices at start."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from typing import cast
 
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.records.placed import Examined, Measured, Row
-from labkit.simulate.placement import Plan
+from labkit.records.placed import PlacementMeasurements, PlanMeasurement, Row
+from labkit.simulate.placement import PlacementPlan
 from labkit.worker.devices.request import DeviceRequest
 
 PROCESS = "labkit.worker.devices.server"
 
 
-def examine(communicator: Communicator, asked: DeviceRequest) -> Examined:
-    """What TensorFlow's placer does, what the step consists of, what copies and products cost."""
-    return cast(Examined, _ask(communicator, asked, True, "examine"))
+def examine(communicator: Communicator, request: DeviceRequest) -> PlacementMeasurements:
+    """Measure TensorFlow's placements, the tasks of a step, and the cost of copies and products."""
+    return cast(PlacementMeasurements, _ask(communicator, request, True, "examine"))
 
 
 def carry_out(
     communicator: Communicator,
-    asked: DeviceRequest,
-    plans: Sequence[Plan],
+    request: DeviceRequest,
+    plans: Sequence[PlacementPlan],
     rounds: int | None = None,
-) -> list[Measured]:
-    """Each plan's step on the logical devices, all in turns, so many rounds.
+) -> list[PlanMeasurement]:
+    """Run and time a step of each placement plan on the logical devices, alternating the plans.
 
     Args:
-        communicator: of the rank that starts the process.
-        asked: the same of which the plans' tasks were examined.
-        plans: of one machine.
-        rounds: in each of which every plan makes a step; default: `asked.repeats`.
+        communicator: Communicator of the rank that starts the process.
+        request: Request that was passed to `examine`, which returned the tasks of the plans.
+        plans: Placement plans for one machine's devices.
+        rounds: Number of rounds, each with one step of each plan; default: `request.repeats`.
     """
-    answer = _ask(communicator, asked, False, "carry_out", list(plans), rounds or asked.repeats)
-    return cast("list[Measured]", answer)
+    answer = _ask(communicator, request, False, "carry_out", list(plans), rounds or request.repeats)
+    return cast("list[PlanMeasurement]", answer)
 
 
-def speeds_of(communicator: Communicator, asked: DeviceRequest, pair: tuple[str, str]) -> list[Row]:
-    """Products by size on both devices, and copies from the first to the second and back."""
-    return cast("list[Row]", _ask(communicator, asked, False, "speeds", pair))
+def speeds_of(
+    communicator: Communicator, request: DeviceRequest, pair: tuple[str, str]
+) -> list[Row]:
+    """Measure matrix products by size on two devices, and copies in both directions."""
+    return cast("list[Row]", _ask(communicator, request, False, "speeds", pair))
 
 
 def _ask(
-    communicator: Communicator, asked: DeviceRequest, log: bool, what: str, *told: object
+    communicator: Communicator, request: DeviceRequest, log: bool, what: str, *arguments: object
 ) -> object:
-    task = (asked, log)
-    child = Child(PROCESS, "devices", task, communicator, asked.threads, gpus=True)
+    task = (request, log)
+    child = Child(PROCESS, "devices", task, communicator, request.threads, gpus=True)
     with closing(child):
         child.answer()
-        return child.ask(what, *told)
+        return child.ask(what, *arguments)

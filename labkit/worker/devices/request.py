@@ -1,4 +1,4 @@
-"""What a process with devices of its own is asked."""
+"""The request to a process that runs a step on logical TensorFlow devices."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Positive: TypeAlias = Annotated[int, Field(gt=0)]
 
 
 class DeviceRequest(Checked):
-    """A model with towers side by side, logical devices to place it on, and how often to measure.
+    """A model with parallel towers, the logical devices on which it is placed, and repetitions.
 
     Args:
-        devices: logical CPU devices, 2 to 8; they share the cores of this machine.
-        widths: of the towers, one each; every layer of a tower is so wide.
-        depth: layers of each tower.
-        features: of a sample.
-        classes: that are told apart.
-        batch: samples of a step.
-        threads: that one operation may compute with.
-        repeats: of each measurement.
-        sizes: n of the n × n matrices that are multiplied.
-        seed: of weights and samples.
+        devices: Number of logical CPU devices, 2 to 8, which share the cores of this machine.
+        widths: Units per layer of each tower; all layers of a tower have this width.
+        depth: Number of layers per tower.
+        features: Number of input features per sample.
+        classes: Number of classes of the softmax output.
+        batch: Number of samples per training step.
+        threads: Maximum number of threads of one operation.
+        repeats: Number of repetitions of each measurement.
+        sizes: Sizes n of the n × n matrices that are multiplied.
+        seed: Seed of the random weights and samples.
     """
 
     devices: Annotated[int, Field(ge=2, le=8)] = 2
@@ -40,5 +40,5 @@ class DeviceRequest(Checked):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the logical devices, as TensorFlow calls them."""
+        """TensorFlow's names of the logical devices."""
         return tuple(f"CPU:{number}" for number in range(self.devices))

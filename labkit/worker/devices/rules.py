@@ -1,4 +1,4 @@
-"""What TensorFlow's placer does with what it is asked, and the kernels that it has to choose of."""
+"""The rules of TensorFlow's placer, shown by requested devices, actual devices and kernels."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from labkit.worker.executed_step import executed_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Device types of XLA's compiler, which stand in the registry beside those that can be placed on.
+# Prefix of the XLA compiler's device types, which the registry lists, but operations cannot use.
 COMPILED = "XLA"
-LETTERS = 160  # of an error
+LETTERS = 160  # maximum number of characters of an error text
 
 
 def kernels(op: str) -> list[Row]:
-    """A row a device type: the types for which TensorFlow's registry has a kernel for it.
+    """Return for each device type the data types for which an operation has a kernel.
 
-    The registry is part of the library: it knows GPU kernels on a machine without a GPU, too.
+    TensorFlow's kernel registry lists GPU kernels even on a machine without a GPU.
     """
     from tensorflow.python.framework import dtypes
     from tensorflow.python.framework import kernels as registry
 
-    found: dict[str, set[str]] = {}
+    types_by_device: dict[str, set[str]] = {}
     for kernel in registry.get_registered_kernels_for_op(op).kernel:
         if kernel.device_type.startswith(COMPILED):
             continue
-        types = found.setdefault(kernel.device_type, set())
+        types = types_by_device.setdefault(kernel.device_type, set())
         for constraint in kernel.constraint:
             if constraint.name == "T":
                 allowed = constraint.allowed_values.list.type
-                types |= {dtypes.as_dtype(each).name for each in allowed}
+                types |= {dtypes.as_dtype(dtype).name for dtype in allowed}
     return [
         {"op": op, "device": device, "types": ", ".join(sorted(types))}
-        for device, types in sorted(found.items())
+        for device, types in sorted(types_by_device.items())
     ]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A question to the placer.
+class PlacementQuery:
+    """A test of TensorFlow's placer: an operation with a requested device.
 
     Attributes:
-        what: in words.
-        op: the type of the operation that is looked for in the graph that ran.
-        asked: the device.
-        build: makes the operation.
+        what: Description of the case, shown to users.
+        op: Type of the operation whose placement is observed in the executed graph.
+        asked: Device that the operation requests.
+        build: Function that creates the operation.
     """
 
     what: str
@@ -58,34 +58,34 @@ class Case:
 
 
 def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
-    """A row a question and whether placement was soft: where the operation ran, or the error.
+    """Return for each case, with soft and with strict placement, the actual device or the error.
 
     Args:
-        devices: names of logical CPU devices; the last one is asked for.
-        gpus: of the GPUs; empty: the first one is asked for although it is not there.
+        devices: Names of logical CPU devices; most cases request the last one.
+        gpus: Names of the GPUs; if empty, the GPU case requests a GPU that does not exist.
     """
     import tensorflow as tf
 
-    # Or what is computed from constants alone would be computed when it is compiled.
+    # The graph optimizer is off, because it would compute constant expressions at compile time.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    found = []
+    rows = []
     try:
         for case in _cases(devices, gpus):
             for soft in (True, False):
                 tf.config.set_soft_device_placement(soft)
-                told: Row = {
+                row: Row = {
                     "question": case.what,
                     "op": case.op,
                     "asked": case.asked,
                     "soft": soft,
                 }
-                found.append(told | _outcome(case))
+                rows.append(row | _outcome(case))
     finally:
         tf.config.set_soft_device_placement(True)
-    return found
+    return rows
 
 
-def _outcome(case: Case) -> Row:
+def _outcome(case: PlacementQuery) -> Row:
     import tensorflow as tf
 
     try:
@@ -97,7 +97,7 @@ def _outcome(case: Case) -> Row:
     return {"ran_on": ran, "error": ""}
 
 
-def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[Case]:
+def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[PlacementQuery]:
     import tensorflow as tf
 
     first, last = devices[0], devices[-1]
@@ -110,20 +110,24 @@ def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[Case]:
         with tf.device(f"/{device}"):
             return tf.raw_ops.MatMul(a=ones[kind], b=ones[kind])
 
-    def added() -> tf.Tensor:
+    def add() -> tf.Tensor:
         with tf.device(f"/{first}"):
             tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=1.0)
         return tf.ones(())
 
-    def beside() -> tf.Tensor:
+    def colocated() -> tf.Tensor:
         with tf.device(f"/{first}"):
             one = tf.raw_ops.MatMul(a=ones["float32"], b=ones["float32"])
         with tf.device(f"/{last}"), tf.compat.v1.colocate_with(one.op):
             return tf.raw_ops.Relu(features=one)
 
-    there = "" if gpus else ", where none is"
-    yield Case("a scope names a device", "MatMul", last, lambda: product("float32", last))
-    yield Case(f"an int32 product on a GPU{there}", "MatMul", gpu, lambda: product("int32", gpu))
-    yield Case("a type without any kernel", "MatMul", last, lambda: product("uint32", last))
-    yield Case(f"a variable is on {last}", "AssignAddVariableOp", first, added)
-    yield Case(f"colocated with what is on {first}", "Relu", last, beside)
+    suffix = "" if gpus else " without GPUs"
+    yield PlacementQuery("a scope names a device", "MatMul", last, lambda: product("float32", last))
+    yield PlacementQuery(
+        f"an int32 product on a GPU{suffix}", "MatMul", gpu, lambda: product("int32", gpu)
+    )
+    yield PlacementQuery(
+        "a type without any kernel", "MatMul", last, lambda: product("uint32", last)
+    )
+    yield PlacementQuery(f"a variable is on {last}", "AssignAddVariableOp", first, add)
+    yield PlacementQuery(f"colocated with an operation on {first}", "Relu", last, colocated)

@@ -1,4 +1,4 @@
-"""How long products and copies take by size, on one device and between two."""
+"""Times of matrix products on a device, and of copies between two devices, by size."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from labkit.worker.devices.request import DeviceRequest
 if TYPE_CHECKING:
     import tensorflow as tf
 
-HOPS = 16  # from device to device and back, in one graph
-LINK = (4, 2**16, 2**20, 2**22)  # bytes of a tensor that hops
-FLOAT = 4  # bytes
+HOPS = 16  # number of round trips between two devices in one graph
+LINK = (4, 2**16, 2**20, 2**22)  # sizes of the copied tensor in bytes
+FLOAT = 4  # bytes of a float32
 
 
-def links(clock: Clock, asked: DeviceRequest) -> tuple[list[Row], float, float]:
-    """Rows of copies between the first two logical devices; their latency, s, and bytes/s.
+def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float]:
+    """Return rows of copies between the first two devices, latency (s) and bandwidth (bytes/s).
 
-    A tensor hops to and fro in one graph, so that what a hop takes is what a send, a receive and an
-    identity take there. The latency is that of the smallest; the bandwidth is infinite where the
-    largest takes no longer, as between devices that share their memory.
+    One graph copies a tensor back and forth, so each hop costs a send, a receive and an identity
+    operation. The latency is the time of a hop with the smallest tensor. The bandwidth is infinite
+    if a hop with the largest tensor takes no longer, as between devices that share memory.
     """
     import tensorflow as tf
 
-    pair = asked.names[:2]
+    pair = request.names[:2]
     rows: list[Row] = []
     for size in LINK:
         with tf.device(f"/{pair[0]}"):
@@ -42,43 +42,43 @@ def links(clock: Clock, asked: DeviceRequest) -> tuple[list[Row], float, float]:
                 return x[:1]
 
         hopping = tf.function(hop, autograph=False)
-        taken = _timed(clock, partial(_read, hopping, value), asked.repeats)
-        told: Row = {"from": pair[0], "to": pair[1], "bytes": size}
-        rows.append(told | _spread([each / (2 * HOPS) for each in taken]))
+        seconds = _timed(clock, partial(_read_result, hopping, value), request.repeats)
+        row: Row = {"from": pair[0], "to": pair[1], "bytes": size}
+        rows.append(row | _spread([duration / (2 * HOPS) for duration in seconds]))
     least, most = float(rows[0]["seconds"]), float(rows[-1]["seconds"])
     longer = most - least
     return rows, least, (LINK[-1] - LINK[0]) / longer if longer > 0 else float("inf")
 
 
-def products_and_copies(clock: Clock, asked: DeviceRequest, pair: tuple[str, str]) -> list[Row]:
-    """Rows of n × n products on both devices, of such a matrix from one to the other and back, and
-    of the whole way: two matrices go there, and their product comes back.
+def products_and_copies(clock: Clock, request: DeviceRequest, pair: tuple[str, str]) -> list[Row]:
+    """Measure n × n matrix products on two devices, copies between them, and round trips.
 
-    Each is waited for: the devices are idle before and after it. The matrices of a product are on
-    its device already. A processor has as many threads for it as the model's operations, a GPU
-    computes float32 as TensorFlow lets it by default, which may be by TF32.
+    In a round trip, two matrices are copied to the second device, and their product is copied back.
+    Each measurement waits until the devices are idle. Without a round trip, the matrices of a
+    product are already on its device. A CPU uses the threads of the request; a GPU computes float32
+    with TensorFlow's default settings, which may include TF32.
     """
     import tensorflow as tf
 
     rows: list[Row] = []
-    for size in asked.sizes:
-        here = []
+    for size in request.sizes:
+        matrices = []
         for device in pair:
             with tf.device(f"/{device}"):
-                matrix = tf.random.uniform((size, size), seed=asked.seed)
-            here.append(matrix)
-            taken = _timed(clock, partial(_done, _product(device), matrix), asked.repeats)
-            rows.append(_row("product", size, device, asked.threads) | _spread(taken))
+                matrix = tf.random.uniform((size, size), seed=request.seed)
+            matrices.append(matrix)
+            seconds = _timed(clock, partial(_wait_for, _product(device), matrix), request.repeats)
+            rows.append(_row("product", size, device, request.threads) | _spread(seconds))
         for source, target in ((0, 1), (1, 0)):
-            move = partial(_done, _move(pair[target]), here[source])
-            taken = _timed(clock, move, asked.repeats)
+            move = partial(_wait_for, _move(pair[target]), matrices[source])
+            seconds = _timed(clock, move, request.repeats)
             way = f"{pair[source]} to {pair[target]}"
-            rows.append(_row("copy", size, way, asked.threads) | _spread(taken))
-        other = tf.identity(here[0])
-        whole = partial(_done, _there_and_back(pair), here[0], other)
-        taken = _timed(clock, whole, asked.repeats)
+            rows.append(_row("copy", size, way, request.threads) | _spread(seconds))
+        other = tf.identity(matrices[0])
+        round_trip = partial(_wait_for, _there_and_back(pair), matrices[0], other)
+        seconds = _timed(clock, round_trip, request.repeats)
         way = f"{pair[0]} to {pair[1]} and back"
-        rows.append(_row(WAY, size, way, asked.threads) | _spread(taken))
+        rows.append(_row(WAY, size, way, request.threads) | _spread(seconds))
     return rows
 
 
@@ -119,28 +119,28 @@ def _move(device: str) -> Callable[[tf.Tensor], tf.Tensor]:
     return move
 
 
-def _read(work: Callable[[tf.Tensor], tf.Tensor], given: tf.Tensor) -> None:
-    """Until the result is in the memory of Python."""
-    work(given).numpy()
+def _read_result(work: Callable[[tf.Tensor], tf.Tensor], argument: tf.Tensor) -> None:
+    """Call a function, and copy its result to a NumPy array."""
+    work(argument).numpy()
 
 
-def _done(work: Callable[..., tf.Tensor], *given: tf.Tensor) -> None:
-    """Until it is done: a GPU is handed work and goes on by itself."""
+def _wait_for(work: Callable[..., tf.Tensor], *argument: tf.Tensor) -> None:
+    """Call a function, and wait until all devices are idle, because GPUs work asynchronously."""
     import tensorflow as tf
 
-    work(*given)
+    work(*argument)
     tf.test.experimental.sync_devices()
 
 
 def _timed(clock: Clock, work: Callable[[], object], repeats: int) -> list[float]:
-    work()  # the first one compiles
-    found = []
+    work()  # the first call compiles
+    seconds = []
     for _ in range(repeats):
         start = clock.now()
         work()
-        found.append(clock.now() - start)
-    return found
+        seconds.append(clock.now() - start)
+    return seconds
 
 
-def _spread(taken: list[float]) -> Row:
-    return {"seconds": median(taken), "seconds_low": min(taken), "seconds_high": max(taken)}
+def _spread(seconds: list[float]) -> Row:
+    return {"seconds": median(seconds), "seconds_low": min(seconds), "seconds_high": max(seconds)}

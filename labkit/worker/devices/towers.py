@@ -1,4 +1,4 @@
-"""A training step whose model has parallel branches: towers of dense layers, joined at the end."""
+"""A training step with parallel branches: towers of dense layers, joined at the end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from labkit.worker.devices.request import DeviceRequest
 if TYPE_CHECKING:
     import tensorflow as tf
 
-RATE = 0.05  # of gradient descent
-FIRST = "/CPU:0"  # where all is that no scope names; else TensorFlow would prefer a GPU
+RATE = 0.05  # learning rate of gradient descent
+FIRST = "/CPU:0"  # default device, because TensorFlow would prefer a GPU
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step of gradient descent that returns the loss, its variables, and one batch."""
+class TowerStep:
+    """A gradient descent step as a function that returns the loss, its variables, and a batch."""
 
     run: Callable[..., tf.Tensor]
     variables: Sequence[tf.Variable]
     batch: tuple[tf.Tensor, tf.Tensor]
 
 
-def towers(asked: DeviceRequest, scopes: Sequence[str] = ()) -> Step:
-    """The step, all of it on the first device; with scopes tower i is asked onto device i.
+def towers(request: DeviceRequest, scopes: Sequence[str] = ()) -> TowerStep:
+    """Return a training step of the tower model; `scopes` requests tower i on device scopes[i].
 
-    With scopes, which go round again, everything else is where TensorFlow's placer wants it.
+    If there are more towers than scopes, the scopes repeat. With scopes, TensorFlow's placer places
+    all operations outside the towers. Without scopes, all operations are on the first device.
 
-    The model is \\(\\text{softmax}(W [h_1, …, h_k] + b)\\), where \\(h_i\\) leaves tower i, a chain
-    of dense layers with ReLU; every tower reads the same batch.
+    The model is \\(\\text{softmax}(W [h_1, …, h_k] + b)\\), where \\(h_i\\) is the output of tower
+    i. A tower is a chain of dense layers with ReLU, and every tower reads the same batch.
     """
     import tensorflow as tf
 
@@ -39,31 +40,31 @@ def towers(asked: DeviceRequest, scopes: Sequence[str] = ()) -> Step:
         return tf.device(f"/{scopes[tower % len(scopes)]}") if scopes else nullcontext()
 
     with tf.device(FIRST):
-        draw = tf.random.Generator.from_seed(asked.seed)
+        draw = tf.random.Generator.from_seed(request.seed)
         layers = []
-        for number, width in enumerate(asked.widths):
+        for number, width in enumerate(request.widths):
             with on(number):
-                layers.append(_tower(asked, width, draw, f"tower{number}"))
-        head = _dense(sum(asked.widths), asked.classes, draw, "head")
-        samples = draw.normal((asked.batch, asked.features))
-        labels = draw.uniform((asked.batch,), maxval=asked.classes, dtype=tf.int32)
-    variables = [each for tower in layers for layer in tower for each in layer] + head
+                layers.append(_tower(request, width, draw, f"tower{number}"))
+        head = _dense(sum(request.widths), request.classes, draw, "head")
+        samples = draw.normal((request.batch, request.features))
+        labels = draw.uniform((request.batch,), maxval=request.classes, dtype=tf.int32)
+    variables = [variable for tower in layers for layer in tower for variable in layer] + head
 
     def affine(x: tf.Tensor, layer: Sequence[tf.Variable]) -> tf.Tensor:
         return tf.nn.bias_add(tf.matmul(x, layer[0]), layer[1])  # (batch, outputs)
 
     def loss_of(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        ends = []
+        outputs = []
         for number, tower in enumerate(layers):
             with on(number), tf.name_scope(f"tower{number}"):
                 h = x
                 for layer in tower:
                     h = tf.nn.relu(affine(h, layer))
-                ends.append(h)
+                outputs.append(h)
         with tf.name_scope("head"):
-            scores = affine(tf.concat(ends, axis=1), head)  # (batch, classes)
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
-            return tf.reduce_mean(each)
+            scores = affine(tf.concat(outputs, axis=1), head)  # (batch, classes)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
+            return tf.reduce_mean(losses)
 
     def descend(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -78,15 +79,15 @@ def towers(asked: DeviceRequest, scopes: Sequence[str] = ()) -> Step:
         with nullcontext() if scopes else tf.device(FIRST):
             return descend(x, y)
 
-    return Step(run, variables, (samples, labels))
+    return TowerStep(run, variables, (samples, labels))
 
 
 def _tower(
-    asked: DeviceRequest, width: int, draw: tf.random.Generator, name: str
+    request: DeviceRequest, width: int, draw: tf.random.Generator, name: str
 ) -> list[list[tf.Variable]]:
-    """Kernel and bias of each layer."""
-    inputs = [asked.features, *[width] * (asked.depth - 1)]
-    return [_dense(each, width, draw, f"{name}_{at}") for at, each in enumerate(inputs)]
+    """Return the kernel and the bias of each layer of a tower."""
+    inputs = [request.features, *[width] * (request.depth - 1)]
+    return [_dense(width_in, width, draw, f"{name}_{at}") for at, width_in in enumerate(inputs)]
 
 
 def _dense(inputs: int, outputs: int, draw: tf.random.Generator, name: str) -> list[tf.Variable]:

@@ -1,4 +1,4 @@
-"""A traced step as tasks, and the same step again on the devices of a plan, in its order."""
+"""A traced training step as a task graph, and its execution as a placement plan specifies."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import StepGraph
-from labkit.simulate.placement import SIGNAL, Need, Plan, Task, TaskGraph
-from labkit.worker.devices.towers import Step
-from labkit.worker.executed_step import executed_parts, joined, timed
+from labkit.simulate.placement import SIGNAL, GraphTask, Need, PlacementPlan, TaskGraph
+from labkit.worker.devices.towers import TowerStep
+from labkit.worker.executed_step import executed_partitions, join_partitions, timed
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-# What neither computes nor is copied: a constant is where it is read, a handle where its variable
-# is, and what is returned has been computed by another node.
+# Types of nodes that are no tasks: a constant is duplicated on each device that reads it, and a
+# return node only passes on another node's value.
 PLAIN = ("Const", "_Retval")
-HOST = 0  # the number of the device that has the batch and is told the loss
+HOST = 0  # number of the device that holds the batch and receives the loss
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What TensorFlow's optimizer left of a step, and what is needed to run it elsewhere.
+    """The graph of a step after TensorFlow's optimizer, with the data to run it on other devices.
 
     Attributes:
-        nodes: TensorFlow's own records of them.
-        graph: the same, to be read.
-        values: of the variables when the step was traced, in the order of its arguments.
-        captured: what each argument of the graph is, by name: an input or a variable, by number.
-        inputs: how many of the arguments are inputs.
+        nodes: TensorFlow's node definitions (NodeDef).
+        graph: The same graph as a `StepGraph`.
+        values: Values of the variables at the time of tracing, in the order of the arguments.
+        captured: Position of each argument by name; inputs come first, then variables.
+        inputs: Number of arguments that are inputs, not variables.
     """
 
     nodes: tuple[Any, ...]
@@ -42,37 +42,44 @@ class Traced:
     inputs: int
 
     def tasks(self, graph: StepGraph | None = None) -> TaskGraph:
-        """What is to be placed; with the times of this graph, as `timed` has measured them."""
+        """Return the step as a task graph, with the times of `graph`; default: of `self.graph`."""
         operations = (graph or self.graph).operations
         variables = {name for name, number in self.captured.items() if number >= self.inputs}
-        kept = {o.name: o for o in operations if o.op not in PLAIN and o.name not in variables}
+        operations_by_name = {
+            o.name: o for o in operations if o.op not in PLAIN and o.name not in variables
+        }
         flows = self.graph.flows
         groups = {f.target: f.source for f in flows if f.source in variables}
-        returned = {f.source for f in flows if f.target not in kept and f.target not in variables}
+        returned = {
+            f.source
+            for f in flows
+            if f.target not in operations_by_name and f.target not in variables
+        }
         tasks = [
-            Task(
+            GraphTask(
                 name=name,
-                seconds=each.seconds,
-                bytes=each.bytes,
+                seconds=operation.seconds,
+                bytes=operation.bytes,
                 group=groups.get(name, ""),
-                device=HOST if each.op == "_Arg" or name in returned else None,
-                kind=each.op,
+                device=HOST if operation.op == "_Arg" or name in returned else None,
+                kind=operation.op,
             )
-            for name, each in kept.items()
+            for name, operation in operations_by_name.items()
         ]
         needs = [
             Need(flow.source, flow.target, flow.bytes, SIGNAL if flow.control else flow.output)
             for flow in flows
-            if flow.source in kept and flow.target in kept
+            if flow.source in operations_by_name and flow.target in operations_by_name
         ]
         return TaskGraph(tuple(tasks), tuple(needs))
 
-    def placed(self, plan: Plan) -> Callable[..., tf.Tensor]:
-        """The step as a function whose operations are where the plan has them, in its order.
+    def placed(self, plan: PlacementPlan) -> Callable[..., tf.Tensor]:
+        """Return the step as a function that uses the devices and the task order of a plan.
 
-        The order is kept by control edges from each task of a device to its next one, so a logical
-        device does one thing at a time, though the processor behind it could do more. Variables are
-        new, on their group's device, with the values that they had when the step was traced.
+        Control edges from each task of a device to the next task enforce the order. A logical
+        device therefore runs one task at a time, although the processor could run more. The
+        function has new variables on the devices of their groups, with the values at the time of
+        tracing.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops
@@ -82,22 +89,22 @@ class Traced:
         (end,) = (node for node in self.nodes if node.op == "_Retval")
         specs = [_spec(self.nodes, name) for name in self._names[: self.inputs]]
 
-        def body(*given: tf.Tensor) -> tf.Tensor:
+        def body(*inputs: tf.Tensor) -> tf.Tensor:
             capture = ops.get_default_graph().capture
-            arguments = [*given, *(capture(variable.handle) for variable in variables)]
+            arguments = [*inputs, *(capture(variable.handle) for variable in variables)]
             mapped = {f"{name}:0": arguments[at] for name, at in self.captured.items()}
-            wanted = end.input[0] if ":" in end.input[0] else f"{end.input[0]}:0"
+            loss_name = end.input[0] if ":" in end.input[0] else f"{end.input[0]}:0"
             (loss,) = tf.graph_util.import_graph_def(
-                definition, input_map=mapped, return_elements=[wanted], name=""
+                definition, input_map=mapped, return_elements=[loss_name], name=""
             )
             return loss
 
-        # Not `tf.function`, which would add control edges of its own.
+        # `tf.function` is unsuitable, because it would add further control edges.
         wrapped: Callable[..., tf.Tensor] = tf.compat.v1.wrap_function(body, specs)
         return wrapped
 
-    def timed(self, plan: Plan, batch: tuple[tf.Tensor, ...], repeats: int) -> StepGraph:
-        """The graph with the times of its operations when the plan is carried out."""
+    def timed(self, plan: PlacementPlan, batch: tuple[tf.Tensor, ...], repeats: int) -> StepGraph:
+        """Return the graph with the measured times of its operations under a placement plan."""
         step = self.placed(plan)
         for _ in range(3):
             step(*batch)
@@ -107,63 +114,67 @@ class Traced:
     def _names(self) -> list[str]:
         return sorted(self.captured, key=lambda name: self.captured[name])
 
-    def _variables(self, plan: Plan) -> list[tf.Variable]:
+    def _variables(self, plan: PlacementPlan) -> list[tf.Variable]:
         import tensorflow as tf
 
         groups = {t.group: plan.devices[t.name] for t in plan.graph.tasks if t.group}
-        made = []
+        variables = []
         for number, value in enumerate(self.values):
             name = self._names[self.inputs + number]
             with tf.device(f"/{plan.machine.devices[groups[name]]}"):
-                made.append(tf.Variable(value))
-        return made
+                variables.append(tf.Variable(value))
+        return variables
 
-    def _definition(self, plan: Plan) -> Any:
-        """The nodes with the devices of the plan, and its order as control edges."""
+    def _definition(self, plan: PlacementPlan) -> Any:
+        """Return the nodes on a plan's devices, with the plan's order as control edges."""
         import tensorflow as tf
 
-        called = [f"/job:localhost/replica:0/task:0/device:{d}" for d in plan.machine.devices]
+        device_names = [f"/job:localhost/replica:0/task:0/device:{d}" for d in plan.machine.devices]
         constants = {node.name for node in self.nodes if node.op == "Const"}
         computed = [node for node in self.nodes if node.op not in (*PLAIN, "_Arg")]
-        own = {node.name for node in computed}
-        orders = [[n for n in plan.on(at) if n in own] for at in range(len(called))]
+        computed_names = {node.name for node in computed}
+        orders = [
+            [n for n in plan.on(at) if n in computed_names] for at in range(len(device_names))
+        ]
         last = {after: before for order in orders for before, after in pairwise(order)}
         definition = tf.compat.v1.GraphDef()
         copied: set[tuple[str, int]] = set()
         for node in computed:
             device = plan.devices[node.name]
-            made = definition.node.add()
-            made.CopyFrom(node)
-            made.device = called[device]
-            read = [_base(each) for each in node.input]
-            made.input[:] = [
-                each.replace(base, _copy(base, device), 1) if base in constants else each
-                for each, base in zip(node.input, read, strict=True)
+            copy = definition.node.add()
+            copy.CopyFrom(node)
+            copy.device = device_names[device]
+            base_names = [_node_name(name) for name in node.input]
+            copy.input[:] = [
+                name.replace(base, _constant_copy_name(base, device), 1)
+                if base in constants
+                else name
+                for name, base in zip(node.input, base_names, strict=True)
             ]
-            copied |= {(base, device) for base in read if base in constants}
+            copied |= {(base, device) for base in base_names if base in constants}
             if node.name in last:
-                made.input.append(f"^{last[node.name]}")
+                copy.input.append(f"^{last[node.name]}")
         for node in self.nodes:
-            for device, place in enumerate(called):
+            for device, place in enumerate(device_names):
                 if (node.name, device) in copied:
-                    made = definition.node.add()
-                    made.CopyFrom(node)
-                    made.name, made.device = _copy(node.name, device), place
-                    del made.input[:]  # what a constant waits for orders nothing
+                    copy = definition.node.add()
+                    copy.CopyFrom(node)
+                    copy.name, copy.device = _constant_copy_name(node.name, device), place
+                    del copy.input[:]  # a constant needs no control inputs
         return definition
 
 
-def trace(step: Step) -> Traced:
-    """Run a step on one device, and keep what TensorFlow's optimizer made of it.
+def trace(step: TowerStep) -> Traced:
+    """Run a step on one device, and return its graph after TensorFlow's optimizer.
 
     Raises:
-        LabkitError: it ran on several, or returns more than one tensor.
+        LabkitError: The step ran on several devices, or returns more than one tensor.
     """
     import tensorflow as tf
 
     values = tuple(variable.numpy() for variable in step.variables)
     compiled = tf.function(step.run)
-    parts, library = executed_parts(compiled, *step.batch)
+    parts, library = executed_partitions(compiled, *step.batch)
     if len(parts) != 1:
         raise LabkitError(f"the step ran on {len(parts)} devices: trace it without device scopes")
     nodes = tuple(parts[0].node)
@@ -174,7 +185,7 @@ def trace(step: Step) -> Traced:
     handles = compiled.get_concrete_function(*step.batch).captured_inputs
     by_handle = {id(variable.handle): number for number, variable in enumerate(step.variables)}
     ordered = tuple(values[by_handle[id(handle)]] for handle in handles)
-    return Traced(nodes, joined(parts, library), ordered, captured, inputs)
+    return Traced(nodes, join_partitions(parts, library), ordered, captured, inputs)
 
 
 def _spec(nodes: tuple[Any, ...], name: str) -> tf.TensorSpec:
@@ -185,10 +196,10 @@ def _spec(nodes: tuple[Any, ...], name: str) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.dtypes.as_dtype(node.attr["T"].type))
 
 
-def _base(name: str) -> str:
-    """`^node` and `node:1` as `node`"""
+def _node_name(name: str) -> str:
+    """Return the name of the node that an input refers to: `node` for `^node` and `node:1`."""
     return name.removeprefix("^").partition(":")[0]
 
 
-def _copy(name: str, device: int) -> str:
+def _constant_copy_name(name: str, device: int) -> str:
     return f"{name}/on_{device}"

@@ -15,15 +15,15 @@ import psutil
 
 from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head
-from labkit.cluster.cluster_name import folder_of, usual_name
+from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.lease import KEEPER
 from labkit.cluster.local_engines import LocalEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
-from labkit.records.stream import FOLDER, Reader
+from labkit.records.stream import FOLDER, StreamReader
 from tests.acceptance.faults.entry_points import ENTRY_POINTS, WORKERS, Outcome
 
-EARLY = ("reading data", "at the gate", "first step")
+EARLY = ("reading data", "checking equivalence", "first step")
 PHASES = ("starting", *EARLY[:2], "building the model", EARLY[2], "training", "evaluating")
 LENGTHS = "call lengths"
 LIMIT = 1000.0  # seconds in which a call ends, whatever becomes of its ranks
@@ -46,7 +46,7 @@ class Sight:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._reader: Reader | None = None
+        self._reader: StreamReader | None = None
         self.begins: dict[str, float] = {}  # when each phase was first seen
         self.phase = ""
 
@@ -56,7 +56,7 @@ class Sight:
             stream = next(self._folder.rglob(FOLDER), None)
             if stream is None:
                 return
-            self._reader = Reader(stream)
+            self._reader = StreamReader(stream)
             self._enter("starting")
         for kind, record in self._reader.read():
             if kind == "doing":
@@ -104,14 +104,14 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 @contextmanager
 def _engines() -> Iterator[LocalEngines]:
     """Start the engines that all entry points share, from one call to the next."""
-    how = Start.asked(WORKERS, fault_tolerant=True)
-    name = usual_name(how)
+    how = Start.from_options(WORKERS, fault_tolerant=True)
+    name = default_name(how)
     engines = LocalEngines(folder_of(name), name, how)
     engines.start()
     try:
         yield engines
     finally:
-        engines.let_go()
+        engines.release()
 
 
 def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
@@ -177,9 +177,12 @@ def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str
             ranks[rank].kill()
             sight.look()
         outcome = _outcome(call)
+        replaced = len(_ranks(engines)) == WORKERS
     seconds = time.monotonic()
-    # A rank that had handed over its result before the kill was not needed any more.
-    if sight.phase == PHASES[-1] and not outcome.why and not outcome.faults:
+    # The call did not need a rank that had handed over its result before the kill. What a rank
+    # reports may be seen only after its kill, so that the phase alone does not tell.
+    last = sight.phase == PHASES[-1] or (not replaced and seconds - killed < lengths[PHASES[-1]])
+    if last and not outcome.why and not outcome.faults:
         struck = False
     row = head("faults", f"{entry_point}, {sight.phase}", "calls", WORKERS, None, number=number)
     row |= {"door": entry_point, "phase": sight.phase, "rank": rank, "share": moment.share}

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS
-from labkit.communicator.algorithms import refuse_apart
+from labkit.communicator.algorithms import validate_one_host
 from labkit.compression import COMPRESSORS, ErrorFeedback, TopK
 from labkit.exchange.schedules import SCHEDULES
 from labkit.experiment import Experiment
@@ -36,12 +36,12 @@ def claimed(apart: bool = False) -> list[Strategy]:
         if _runs(algorithm, apart)
     ]
     others = [kind() for kind in STRATEGIES.values() if kind is not AllReduce]
-    return [each for each in (*ways, *others) if each.outlives]
+    return [each for each in (*ways, *others) if each.fault_tolerant]
 
 
 def _runs(algorithm: str, apart: bool) -> bool:
     try:
-        refuse_apart(algorithm, on_one_host=not apart)
+        validate_one_host(algorithm, on_one_host=not apart)
     except InvalidInput:
         return False
     return True
@@ -61,7 +61,7 @@ def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experi
         optimizer="adam",
         precision="float64" if strategy.lossy is None else "float32",
         seed=seed,
-        gate=False,
+        verify=False,
     )
 
 

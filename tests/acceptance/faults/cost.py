@@ -57,9 +57,9 @@ def _pair(plain: Cluster, tolerant: Cluster, case: str, number: int) -> tuple[fl
         dataset="synthetic",
         strategy=AllReduce(),
         batch_size=64,
-        steps=STEPS,
+        steps_per_epoch=STEPS,
         workers=WORKERS,
-        gate=False,
+        verify=False,
     )
     order = (plain, tolerant) if number % 2 else (tolerant, plain)
     found = {each.name: each.run(asked, show=False).metrics["step_ms"]["median"] for each in order}

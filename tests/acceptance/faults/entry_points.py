@@ -21,7 +21,7 @@ from labkit.cluster.magic import run_cell
 from labkit.cluster.start import TOLERANT
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
-from labkit.records.ledger import SUFFIX, check, read
+from labkit.records.ledger import SUFFIX, audit, read
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from tests.acceptance.faults.claims import data
@@ -43,7 +43,7 @@ ranks = world(limit=60)
 if ranks.rank == 0:  # what ranks have left before the cell runs again
     for path in (*folder.glob("*{suffix}"), *folder.glob("{result}*")):
         path.unlink()
-ranks.meet("an empty folder")
+ranks.barrier("an empty folder")
 writer = Writer(folder / "live", ranks.rank, {{}})
 result = work(ranks, pickle.loads((folder / {task!r}).read_bytes()), report=writer.write)
 metrics = {{}} if result.whole is None else dict(result.whole.evaluation)
@@ -74,9 +74,9 @@ class Outcome(NamedTuple):
 
 def ledgers(folder: str) -> list[keras.callbacks.Callback]:
     """Return callbacks that write down the samples of a rank."""
-    from labkit.worker.ledger import Ledger
+    from labkit.worker.sample_ledger import SampleLedger
 
-    return [Ledger(folder)]
+    return [SampleLedger(folder)]
 
 
 def question(folder: Path, number: int) -> Experiment:
@@ -182,7 +182,7 @@ def _command(words: list[str]) -> None:
 
 
 def _of_record(folder: Path, rows: bool = False) -> Outcome:
-    (record,) = scan(folder / "runs").found
+    (record,) = scan(folder / "runs").usable
     run = Run(record.path)
     if (state := run.status["state"]) != "completed":
         return Outcome(0, False, f"{state}: {run.status['cause']}")
@@ -191,7 +191,7 @@ def _of_record(folder: Path, rows: bool = False) -> Outcome:
 
 
 def _is_exact(folder: Path) -> bool:
-    return check(read(folder), data(ROWS), STEPS, EPOCHS).is_exact
+    return audit(read(folder), data(ROWS), STEPS, EPOCHS).is_exact
 
 
 def _is_complete(run: Run) -> bool:

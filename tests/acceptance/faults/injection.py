@@ -48,7 +48,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     if wanted := [number for number in range(repeats) if number not in done]:
         with (
             temporary_runs(),
-            Cluster(workers=WORKERS + BESIDE, name="planted-faults", limit=LIMIT) as cluster,
+            Cluster(workers=WORKERS + BESIDE, name="planted-faults", timeout=LIMIT) as cluster,
         ):
             for number in wanted:
                 yield one(cluster, number)
@@ -102,11 +102,11 @@ def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
         workers=WORKERS,
         strategy=strategy,
         clock=clock,
-        compute=0.01 if clock == "virtual" else None,
+        virtual={"compute_time": 0.01} if clock == "virtual" else None,
         faults=fault,
-        bad_numbers=None if sent else "stop",
+        on_nonfinite=None if sent else "stop",
         checksums=sent,
-        gate=False,
+        verify=False,
     )
 
 

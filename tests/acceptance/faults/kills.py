@@ -14,7 +14,7 @@ from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
 from labkit.hosts import Testbed
 from labkit.hosts.requirements import require
-from labkit.records.ledger import check, read
+from labkit.records.ledger import audit, read
 from labkit.strategies import Strategy
 from tests.acceptance.faults.claims import (
     BATCH,
@@ -173,7 +173,7 @@ def _killed(
         live = set(range(SIZE)) - gone
         equal = len({told[each]["weights"] for each in live & told.keys()}) == 1
         finished = ended and told.keys() >= live and equal
-        account = check(read(own), data(), -(-ROWS // BATCH), EPOCHS)
+        account = audit(read(own), data(), -(-ROWS // BATCH), EPOCHS)
         whole: dict[str, Any] = next(
             (each for each in told.values() if "faults" in each), {"faults": []}
         )

@@ -17,7 +17,7 @@ import keras
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
-from labkit.worker.ledger import Ledger
+from labkit.worker.sample_ledger import SampleLedger
 from labkit.worker.work import work
 from tests.acceptance.faults.mpi_job import ASKED, BEGUN, HANG, STEPS, TOLD
 
@@ -53,9 +53,9 @@ class Moments(keras.callbacks.Callback):
 
 def train(experiment: Experiment, folder: Path) -> None:
     """Train, and write down the result."""
-    communicator = world(limit=HANG / 2)
+    communicator = world(timeout=HANG / 2)
     moments = Moments(folder, communicator)
-    asked = experiment.replace(callbacks=lambda: [Ledger(folder), moments])
+    asked = experiment.replace(callbacks=lambda: [SampleLedger(folder), moments])
     whole = work(communicator, asked, None).whole
     digest = hashlib.sha256(b"".join(each.tobytes() for each in moments.weights)).hexdigest()
     told: dict[str, Any] = {"weights": digest}

@@ -40,7 +40,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     number = 1 + max((int(row["number"] or 0) for row in done), default=-1)
     if struck >= repeats:
         return
-    asked = [each for each in kept() if each.clock == "wall" and not each.strategy.outlives]
+    asked = [each for each in kept() if each.clock == "wall" and not each.strategy.fault_tolerant]
     whole: dict[int, tuple[Run, float]] = {}
     with (
         temporary_runs(),

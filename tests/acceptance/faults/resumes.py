@@ -17,14 +17,14 @@ import psutil
 from labkit.bench.temporary_runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
-from labkit.cluster.resume import checked
+from labkit.cluster.resume import validate_checkpoint
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
-from labkit.records.checkpoints import sealed
-from labkit.records.pace import applied
+from labkit.records.checkpoints import complete_checkpoints
+from labkit.records.pace import is_applied
 from labkit.records.run import Run
 from labkit.records.scan import scan
-from labkit.records.store import ENDED
+from labkit.records.store import END_STATES
 from labkit.strategies import STRATEGIES
 from tests.acceptance.faults import crash_worker
 from tests.acceptance.faults.claims import data, named
@@ -77,14 +77,14 @@ def kept() -> Iterator[Experiment]:
                     dataset=data(72),
                     strategy=kind(),
                     clock=clock,
-                    compute=0.01 if clock == "virtual" else None,
+                    virtual={"compute_time": 0.01} if clock == "virtual" else None,
                     workers=WORKERS,
                     batch_size=16,
                     epochs=120,
                     optimizer="sgd" if clock == "virtual" else "adam",
-                    gate=False,
+                    verify=False,
                 )
-                checked(asked, EVERY, resume=True)
+                validate_checkpoint(asked, EVERY, resume=True)
             except InvalidInput:
                 continue
             if asked.ranks <= WORKERS + 1:
@@ -100,8 +100,8 @@ def _resumed(
     before, os.environ["LABKIT_RUNS"] = os.environ["LABKIT_RUNS"], str(folder)
     try:
         struck = _killed(cluster, asked, who, victim, moment, folder)
-        (found,) = scan(folder).found
-        kept = len(sealed(found.path))
+        (found,) = scan(folder).usable
+        kept = len(complete_checkpoints(found.path))
         run = cluster.run(asked, show=False, resume=True)
     finally:
         os.environ["LABKIT_RUNS"] = before
@@ -142,7 +142,7 @@ def _killed(
     limit = time.monotonic() + LIMIT
     # With a rank all engines end; the next call starts others.
     while (dying and cluster.how_ended() is None) or any(
-        each.status["state"] not in ENDED for each in scan(folder).found
+        each.status["state"] not in END_STATES for each in scan(folder).usable
     ):
         if time.monotonic() > limit:
             raise LabkitError(f"{named(asked.strategy)}: its record or its engines go on")
@@ -158,7 +158,7 @@ def same(asked: Experiment, run: Run, whole: Run) -> bool:
     """
     waits = asked.strategy.cell(asked.workers).synchronization in ("synchronous", "periodic")
     if asked.clock == "wall" and not waits:
-        done, wanted = (int(applied(each.history).sum()) for each in (run, whole))
+        done, wanted = (int(is_applied(each.history).sum()) for each in (run, whole))
         return done == wanted and _is_gapless(run)
     return _state(run) == _state(whole)
 

@@ -34,7 +34,9 @@ def known(chosen: list[Setting], path: Path | None, rows: Path | None) -> Calibr
     ):
         if own:
             most = max(each.workers for each in own)
-            parts.append(calibrate(own, most, ROWS, (1,), [], most > CORES, keep=False, told=_told))
+            parts.append(
+                calibrate(own, most, ROWS, (1,), [], most > CORES, keep=False, progress=_told)
+            )
     found = reduce(merged, parts)
     if beside is not None:
         found.save(beside)
@@ -60,7 +62,7 @@ def _forecast(number: int, setting: Setting, calibration: Calibration) -> Row:
     row |= {"asked": experiment.hash8, "calibration": calibration.hash8, "steps": steps}
     row |= {"predicted_ms": 1e3 * found.seconds, "known_by": found.sources[-1].how}
     row |= {f"{end}_ms": 1e3 * s for end, s in zip(("low", "high"), found.interval, strict=True)}
-    row |= {f"{part}_part_ms": 1e3 * seconds for part, seconds in found.taken.parts.items()}
+    row |= {f"{part}_part_ms": 1e3 * seconds for part, seconds in found.step.parts.items()}
     return row | {"seal": seal(row)}
 
 

@@ -114,7 +114,7 @@ def _setting(
         workers=ranks,
         batch_size=batch,
         network=network,
-        gate=False,
+        verify=False,
     )
     who = "alone" if ranks == 1 else f"{way}, {ranks} ranks"
     return Setting(f"{model}, {who}, {batch} rows", experiment)

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.bench import link
 from labkit.bench.host_selection import share_of
-from labkit.bench.linked_processes import Ranks
+from labkit.bench.linked_processes import LinkedProcesses
 from labkit.bench.timing import Row, head
 from labkit.hosts import testbed
 from labkit.network import Network
@@ -105,6 +105,6 @@ def measure_emulation(
 
 
 @contextmanager
-def _on_two_hosts(bits: int) -> Iterator[Ranks]:
+def _on_two_hosts(bits: int) -> Iterator[LinkedProcesses]:
     with testbed(bandwidth=f"{bits // 10**6}Mb/s", slurm=False) as bed, ranks_on(bed, 1) as ranks:
         yield ranks

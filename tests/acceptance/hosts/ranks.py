@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from labkit.bench.host_allreduce import Sums, ways
-from labkit.bench.linked_processes import Ranks, started
+from labkit.bench.linked_processes import LinkedProcesses, started
 from labkit.communicator import launcher, world
 from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
@@ -23,7 +23,7 @@ RENO += "echo 0 > tcp_slow_start_after_idle"
 
 
 @contextmanager
-def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
+def ranks_on(bed: Testbed, each: int) -> Iterator[LinkedProcesses]:
     """Start some ranks on each host, placed by node; they speak through rank 0.
 
     They first report the links between them: `latency` (s), `bandwidth` (bytes/s) and
@@ -45,7 +45,7 @@ def ranks_on(bed: Testbed, each: int) -> Iterator[Ranks]:
 
 def main() -> None:
     """`python -m tests.acceptance.hosts.ranks`: cases from stdin, a line each, results out."""
-    communicator = world(limit=LIMIT)
+    communicator = world(timeout=LIMIT)
     speaks = communicator.rank == 0
     if speaks:
         print("ready", flush=True)
@@ -53,7 +53,7 @@ def main() -> None:
     found, sums = ways(communicator), Sums(communicator)
     if speaks:
         print(json.dumps(found), flush=True)
-    while line := communicator.share(sys.stdin.readline() if speaks else None):
+    while line := communicator.broadcast_object(sys.stdin.readline() if speaks else None):
         answer = [sums.case(*case) for case in json.loads(line)]
         if speaks:
             print(json.dumps(answer), flush=True)

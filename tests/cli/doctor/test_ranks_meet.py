@@ -31,7 +31,7 @@ def test_ranks_that_do_not_find_each_other_are_a_mismatch(
     fake_mpiexec(tmp_path, alone, monkeypatch)
     (found,) = ranks.ranks()
     assert found.broken
-    assert "each is alone" in found.what
+    assert "each rank is alone" in found.what
     assert "pip install --force-reinstall" in found.fix
 
 

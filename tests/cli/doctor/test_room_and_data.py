@@ -18,7 +18,7 @@ def test_short_room_is_noted_with_the_way_to_see_what_takes_it(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**27))
     found = [*machine.disk(), *machine.memory()]
     short = {each.what.split(":")[0].split(",")[0]: each for each in found if each.state == "note"}
-    assert "0.1 GiB free; a run of two ranks wants 1" in short["disk"].what
+    assert "0.1 GiB free; a run of two ranks needs 1" in short["disk"].what
     assert short["disk"].fix.startswith("du -sh ")
     if machine.SHARED_MEMORY.is_dir():
         assert "remount,size=2G" in short["shared memory"].fix

@@ -40,7 +40,7 @@ def test_a_long_docstring() -> None:
     assert found.argument("threshold", names) == said
     source = "A. F. Aji, K. Heafield, Sparse Communication, 2017, arXiv 1704.05021."
     assert (found.source, found.differs) == (source, "a sample of 128 elements.")
-    assert found.elsewhere is None
+    assert found.source_function is None
 
 
 def test_a_short_docstring() -> None:
@@ -59,7 +59,7 @@ def test_a_docstring_that_names_another() -> None:
     found = parse(
         "Likewise.\n\n    Args, raises and source: as `tree`.\n    Differs from it: slow.\n"
     )
-    assert (found.elsewhere, found.differs) == ("tree", "slow.")
+    assert (found.source_function, found.differs) == ("tree", "slow.")
     assert found.argument("size", ("size",)) == ""
     assert parse("Likewise.\n\n    Args: as for `Pipeline`, whose schedule is fixed.").source == ""
 

@@ -13,7 +13,7 @@ import pytest
 
 import labkit
 from labkit.common.errors import InvalidInput
-from labkit.jobs.form import Form, form
+from labkit.jobs.form import Form, parameter_form
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
@@ -51,7 +51,7 @@ half: float = 1 / 2
 
 
 def test_each_type_has_its_widget(tmp_path: Path) -> None:
-    made = form(notebook(tmp_path, TYPES))
+    made = parameter_form(notebook(tmp_path, TYPES))
     kinds = {name: type(field.input) for name, field in made.fields.items()}
     assert kinds == {
         "fast": ipywidgets.Checkbox,
@@ -70,12 +70,12 @@ def test_each_type_has_its_widget(tmp_path: Path) -> None:
     assert [field.input.description for field in made.fields.values()] == list(made.fields)
     help = made.fields["workers"].widget.children[0].children[1]
     assert help.value == "<small>&lt;b&gt;ranks&lt;/b&gt;</small>"
-    assert labkit.form is form
+    assert labkit.parameter_form is parameter_form
     assert "\n" not in repr(made)
 
 
 def test_only_what_was_changed_is_given_converted_to_its_type(tmp_path: Path) -> None:
-    made = form(notebook(tmp_path, TYPES))
+    made = parameter_form(notebook(tmp_path, TYPES))
     assert made.values() == {}
     made.fields["fast"].input.value = False
     made.fields["sizes"].input.value = "4,5"
@@ -103,7 +103,7 @@ def errors(made: Form) -> dict[str, str]:
 def test_a_wrong_value_is_told_beside_its_field_and_starts_nothing(
     tmp_path: Path, name: str, value: Any, told: str
 ) -> None:
-    made = form(notebook(tmp_path, TYPES))
+    made = parameter_form(notebook(tmp_path, TYPES))
     made.fields[name].input.value = value
     assert list(errors(made)) == [name]
     assert re.search(told, errors(made)[name])
@@ -116,23 +116,23 @@ def test_a_wrong_value_is_told_beside_its_field_and_starts_nothing(
 
 
 def test_an_error_is_text(tmp_path: Path) -> None:
-    made = form(notebook(tmp_path, TYPES))
+    made = parameter_form(notebook(tmp_path, TYPES))
     made.fields["model"].input.value = "<script>"
     assert "<script" not in made.fields["model"].widget.children[1].value
 
 
 def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no notebook"):
-        form(tmp_path / "none.ipynb")
+        parameter_form(tmp_path / "none.ipynb")
     with pytest.raises(InvalidInput, match="is not a type made of"):
-        form(notebook(tmp_path, "x: Tensor = 1"))
+        parameter_form(notebook(tmp_path, "x: Tensor = 1"))
 
 
 @pytest.mark.heavy
 def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Path) -> None:
     path = notebook(tmp_path, "word: str = 'a'\nfast: bool = True", "print(word * 3, fast)")
     before = path.read_bytes()
-    made = form(path)
+    made = parameter_form(path)
     made.fields["word"].input.value = "xyz"
     made.run.click()
     made.run.click()  # it was on its way when the first disabled the button
@@ -158,7 +158,7 @@ def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Pat
 @pytest.mark.heavy
 def test_the_stop_button_interrupts_the_cell(tmp_path: Path) -> None:
     cell = "open('started', 'w').close()\nimport time\ntime.sleep(300)"
-    made = form(notebook(tmp_path, "x: int = 1", cell))
+    made = parameter_form(notebook(tmp_path, "x: int = 1", cell))
     made.run.click()
     end = time.monotonic() + 120
     while not Path("started").exists() and time.monotonic() < end:
@@ -178,7 +178,7 @@ def test_a_job_that_can_be_followed_no_more_is_interrupted(
     def progress(*_: Any) -> None:
         raise OSError(28, "No space left on device", "/srv/lab/alice/output.ipynb")
 
-    made = form(notebook(tmp_path, "x: int = 1", "import time\ntime.sleep(300)"))
+    made = parameter_form(notebook(tmp_path, "x: int = 1", "import time\ntime.sleep(300)"))
     monkeypatch.setattr(made, "_progress", progress)
     made.run.click()
     assert made.wait() is None
@@ -197,8 +197,8 @@ def test_a_path_from_where_the_lab_was_started_is_found(
     notebook(tmp_path / "notebooks", TYPES)
     monkeypatch.chdir(tmp_path / "notebooks")
     monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "runs"))
-    assert form("asks.ipynb").notebook == Path("asks.ipynb")
-    made = form("notebooks/asks.ipynb")
+    assert parameter_form("asks.ipynb").notebook == Path("asks.ipynb")
+    made = parameter_form("notebooks/asks.ipynb")
     assert (made.notebook, made.root) == (tmp_path / "notebooks/asks.ipynb", tmp_path / "runs")
     with pytest.raises(InvalidInput):
-        form("notebooks/other.ipynb")
+        parameter_form("notebooks/other.ipynb")

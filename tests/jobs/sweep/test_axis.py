@@ -43,9 +43,9 @@ def test_commas_outside_of_brackets_and_quotes_divide_values(text: str, values: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no value"),
-        ("a,,b", "no value"),
-        ("a,", "no value"),
+        ("", "empty item"),
+        ("a,,b", "empty item"),
+        ("a,", "empty item"),
         ("[1,2", "lacks a closing ]"),
         ("'a", "lacks a closing '"),
         ("range()", "one to three whole numbers"),
@@ -53,7 +53,7 @@ def test_commas_outside_of_brackets_and_quotes_divide_values(text: str, values: 
         ("range(1.5)", "one to three whole numbers"),
         ("range(a,b)", "one to three whole numbers"),
         ("range(1,true)", "one to three whole numbers"),
-        ("range(1,5,0)", "never arrives"),
+        ("range(1,5,0)", "must not be 0"),
         ("range(5,1)", "is empty"),
         ("range(0)", "is empty"),
         ("range(100000000000000000000)", "more than 10,000 values"),

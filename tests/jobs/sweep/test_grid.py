@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.sweep.grid import Draw, every, some
+from labkit.jobs.sweep.grid import Draw, all_combinations, random_combinations
 
 AXES = st.dictionaries(
     st.sampled_from("abcd"),
@@ -19,7 +19,7 @@ AXES = st.dictionaries(
 
 
 def test_the_last_parameter_changes_fastest() -> None:
-    assert every({"a": (1, 2), "b": ("x", "y")}) == [
+    assert all_combinations({"a": (1, 2), "b": ("x", "y")}) == [
         {"a": 1, "b": "x"},
         {"a": 1, "b": "y"},
         {"a": 2, "b": "x"},
@@ -29,7 +29,7 @@ def test_the_last_parameter_changes_fastest() -> None:
 
 @given(AXES)
 def test_every_combination_comes_once(axes: dict[str, tuple[int, ...]]) -> None:
-    found = [tuple(combination.values()) for combination in every(axes)]
+    found = [tuple(combination.values()) for combination in all_combinations(axes)]
     assert sorted(found) == sorted(itertools.product(*axes.values()))
 
 
@@ -37,29 +37,29 @@ def test_every_combination_comes_once(axes: dict[str, tuple[int, ...]]) -> None:
 def test_some_are_different_ones_of_all(
     axes: dict[str, tuple[int, ...]], seed: int, data: st.DataObject
 ) -> None:
-    grid = every(axes)
+    grid = all_combinations(axes)
     count = data.draw(st.integers(1, len(grid)))
-    found = some(axes, count, seed)
+    found = random_combinations(axes, count, seed)
     assert len(found) == count
     assert len({tuple(one.items()) for one in found}) == count
     assert all(one in grid for one in found)
-    assert found == some(axes, count, seed)
+    assert found == random_combinations(axes, count, seed)
 
 
 def test_another_seed_gives_others() -> None:
     axes = {"a": tuple(range(100))}
-    assert some(axes, 5, 0) != some(axes, 5, 1)
+    assert random_combinations(axes, 5, 0) != random_combinations(axes, 5, 1)
 
 
 def test_a_grid_too_large_to_be_listed_still_gives_some() -> None:
     axes = {name: tuple(range(10_000)) for name in "abcde"}
-    with pytest.raises(InvalidInput, match="combinations are more than a sweep takes"):
-        every(axes)
-    assert len(some(axes, 20, 0)) == 20
+    with pytest.raises(InvalidInput, match="combinations exceed the maximum of a sweep"):
+        all_combinations(axes)
+    assert len(random_combinations(axes, 20, 0)) == 20
 
 
 def test_draws_and_lists_mix() -> None:
-    found = some({"rate": Draw(0.1, 1.0), "depth": (1, 2)}, 30, 0)
+    found = random_combinations({"rate": Draw(0.1, 1.0), "depth": (1, 2)}, 30, 0)
     assert {one["depth"] for one in found} == {1, 2}
     assert len({one["rate"] for one in found}) > 20
 
@@ -69,14 +69,14 @@ def test_draws_and_lists_mix() -> None:
 )
 def test_an_impossible_count_is_refused(count: int, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        some({"a": (1, 2)}, count, 0)
+        random_combinations({"a": (1, 2)}, count, 0)
 
 
 def test_a_distribution_has_no_every() -> None:
     with pytest.raises(InvalidInput, match="--random N"):
-        every({"rate": Draw(0.1, 1.0)})
+        all_combinations({"rate": Draw(0.1, 1.0)})
 
 
 def test_a_distribution_too_narrow_for_the_count_is_refused() -> None:
     with pytest.raises(InvalidInput, match="give 2 different"):
-        some({"rate": Draw(1.0, 1.001)}, 3, 0)
+        random_combinations({"rate": Draw(1.0, 1.001)}, 3, 0)

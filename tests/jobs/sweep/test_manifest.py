@@ -12,7 +12,7 @@ import pytest
 
 from labkit.common.errors import LabkitError
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments
+from labkit.jobs.sweep.plan import SweepPlan, SweepSpec, make, read_assignments
 from labkit.records import store
 from labkit.records.scan import scan
 
@@ -21,15 +21,15 @@ GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan() -> SweepPlan:
     return make(NOTEBOOK, SweepSpec(read_assignments(("number=1,2,3",)), {}))
 
 
-def folder_of(plan: Plan) -> Path:
+def folder_of(plan: SweepPlan) -> Path:
     return manifest.create(Path("runs"), "swept", plan)
 
 
-def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
+def test_a_members_job_is_complete_when_it_can_be_seen(plan: SweepPlan) -> None:
     folder = folder_of(plan)
     job = manifest.queue(folder, plan, plan.members[0])
     assert job == folder / "001_number=1"
@@ -38,7 +38,7 @@ def test_a_members_job_is_complete_when_it_can_be_seen(plan: Plan) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["001_number=1", "sweep.json"]
 
 
-def test_a_member_is_done_when_it_completed_with_the_same_content(plan: Plan) -> None:
+def test_a_member_is_done_when_it_completed_with_the_same_content(plan: SweepPlan) -> None:
     folder, first = folder_of(plan), plan.members[0]
     assert not manifest.is_done(folder, plan, first)
     job = manifest.queue(folder, plan, first)
@@ -52,7 +52,7 @@ def test_a_member_is_done_when_it_completed_with_the_same_content(plan: Plan) ->
     assert not manifest.is_done(folder, plan, first)
 
 
-def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
+def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: SweepPlan) -> None:
     folder, first = folder_of(plan), plan.members[0]
     store.fail(manifest.queue(folder, plan, first), "no use")
     job = manifest.queue(folder, plan, first)
@@ -62,7 +62,7 @@ def test_a_new_attempt_keeps_the_earlier_one_out_of_sight(plan: Plan) -> None:
     assert scan("runs").skipped == []
 
 
-def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:
+def test_states_are_those_of_the_members_own_records(plan: SweepPlan) -> None:
     folder = folder_of(plan)
     store.complete(manifest.queue(folder, plan, plan.members[0]))
     dead = manifest.queue(folder, plan, plan.members[1])
@@ -72,7 +72,7 @@ def test_states_are_those_of_the_members_own_records(plan: Plan) -> None:
     assert states == {"completed": 1, "interrupted": 1, "queued": 1}
 
 
-def test_a_sweep_whose_process_is_gone_was_interrupted(plan: Plan) -> None:
+def test_a_sweep_whose_process_is_gone_was_interrupted(plan: SweepPlan) -> None:
     folder = folder_of(plan)
     manifest.update(folder, state="running")
     assert manifest.read(folder)["state"] == "running"
@@ -108,14 +108,14 @@ def test_a_record_that_cannot_be_used_is_one_line(content: str, words: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_a_record_names_no_folder_outside_of_the_sweep(plan: Plan) -> None:
+def test_a_record_names_no_folder_outside_of_the_sweep(plan: SweepPlan) -> None:
     folder = folder_of(plan)
     path = folder / manifest.FILE
     known = store.read_json(path)
     for name in ("../../elsewhere", "..", ".", "/"):
         known["members"][0]["folder"] = name
         store.write_json(path, known)
-        with pytest.raises(LabkitError, match="expected is a list of records with a folder's name"):
+        with pytest.raises(LabkitError, match="expected: a list of records with a folder's name"):
             manifest.read(folder)
 
 
@@ -127,7 +127,7 @@ def test_halves_of_members_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.new", "001_n=1"]
 
 
-def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
+def test_the_newest_sweep_that_asked_the_same_is_found(plan: SweepPlan) -> None:
     assert manifest.newest(Path("runs"), plan) is None
     first = folder_of(plan)
     manifest.update(first, started="2026-01-01T00:00:00+00:00")
@@ -142,7 +142,7 @@ def test_the_newest_sweep_that_asked_the_same_is_found(plan: Plan) -> None:
     assert manifest.newest(Path("runs"), plan) == second
 
 
-def test_one_process_owns_a_sweep(plan: Plan) -> None:
+def test_one_process_owns_a_sweep(plan: SweepPlan) -> None:
     folder = folder_of(plan)
     manifest.update(folder, state="running")
     script = (
@@ -168,7 +168,7 @@ def test_one_process_owns_a_sweep(plan: Plan) -> None:
         pass
 
 
-def test_a_record_names_no_absolute_path(plan: Plan) -> None:
+def test_a_record_names_no_absolute_path(plan: SweepPlan) -> None:
     text = (folder_of(plan) / manifest.FILE).read_text()
     assert json.loads(text)["notebook"] == "is_swept.ipynb"
     assert "/" not in text

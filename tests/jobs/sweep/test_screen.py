@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from labkit.jobs.sweep.plan import Member
-from labkit.jobs.sweep.screen import Screen
+from labkit.jobs.sweep.plan import SweepMember
+from labkit.jobs.sweep.progress_screen import SweepScreen
 
-MEMBER = Member("001_x=1", {"x": 1}, 0, 1, 1)
+MEMBER = SweepMember("001_x=1", {"x": 1}, 0, 1, 1)
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_for_each_member_that_ended() -> None:
     log = io.StringIO()
-    screen = Screen(12, done=4, stream=log)
+    screen = SweepScreen(12, done=4, stream=log)
     screen.tick({"001_x=1": 1.0}, "")
     screen.ended(MEMBER, "completed", None, 4.2, "about 30 s left")
     screen.ended(MEMBER, "failed", "no use", 2.0, "")
@@ -33,7 +33,7 @@ def test_a_log_gets_a_line_for_each_member_that_ended() -> None:
 def test_a_terminal_shows_what_runs_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     terminal = Terminal()
-    screen = Screen(3, done=1, stream=terminal)
+    screen = SweepScreen(3, done=1, stream=terminal)
     screen.tick({"002_x=2": 1.0, "003_x=3": 65.0}, "about 5.0 s left")
     screen.tick({}, "too soon to be shown")
     assert terminal.getvalue().removeprefix("\r\x1b[2K") == (
@@ -44,14 +44,16 @@ def test_a_terminal_shows_what_runs_and_what_is_left(monkeypatch: pytest.MonkeyP
 def test_a_narrow_terminal_never_gets_a_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     terminal = Terminal()
-    Screen(3, done=0, stream=terminal).tick({"a" * 100: 1.0}, "")
+    SweepScreen(3, done=0, stream=terminal).tick({"a" * 100: 1.0}, "")
     assert len(terminal.getvalue().removeprefix("\r\x1b[2K")) < 30
 
 
 def test_time_left_is_that_of_the_members_that_ended() -> None:
-    screen = Screen(9, done=0, stream=io.StringIO())
-    assert screen.left(9, {}, 1) == ""
+    screen = SweepScreen(9, done=0, stream=io.StringIO())
+    assert screen.remaining_time(9, {}, 1) == ""
     screen.ended(MEMBER, "completed", None, 10.0, "")
     screen.ended(MEMBER, "completed", None, 20.0, "")
-    assert screen.left(4, {"a": 5.0, "b": 40.0}, 2) == "about 35 s left"  # (4 × 15 + 10 + 0) / 2
-    assert screen.left(0, {}, 2) == ""
+    assert (
+        screen.remaining_time(4, {"a": 5.0, "b": 40.0}, 2) == "about 35 s left"
+    )  # (4 × 15 + 10 + 0) / 2
+    assert screen.remaining_time(0, {}, 2) == ""

@@ -16,15 +16,15 @@ from labkit.cli.app import app
 from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
 from labkit.figures.runs.parameters import search_history
-from labkit.jobs.log import Log
+from labkit.jobs.log import RunLog
 from labkit.jobs.sweep import manifest, plan
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import Member
+from labkit.jobs.sweep.plan import SweepMember
 from labkit.jobs.sweep.search import Search, of_record
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
-from labkit.records.analysis.search_results import folders, searched
-from labkit.records.stream import FOLDER, PRUNED, Reader, Writer
+from labkit.records.analysis.search_results import folders, search_result
+from labkit.records.stream import FOLDER, PRUNED, StreamReader, StreamWriter
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "says_its_parameters.ipynb"
 AXES = {"rate": Draw(1e-4, 1e-1, log=True), "mode": ("ring", "tree"), "count": (1, 2, 3, 4)}
@@ -48,10 +48,10 @@ def resumed(trials: Trials) -> Trials:
     return Trials(trials.folder, plan.again(NOTEBOOK, record["members"], given), given)
 
 
-def end(trials: Trials, member: Member, accuracy: float) -> None:
+def end(trials: Trials, member: SweepMember, accuracy: float) -> None:
     """Complete a member with this result."""
     job = manifest.queue(trials.folder, trials.plan, member)
-    log = Log(store.new_run_directory(job, "run"), {})
+    log = RunLog(store.new_run_directory(job, "run"), {})
     log.add({"accuracy": accuracy})
     store.complete(log.run.path)
     store.complete(job)
@@ -99,7 +99,7 @@ def test_a_member_that_ended_untold_is_told_when_the_search_goes_on(tmp_path: Pa
     trials = begun(tmp_path, trials=2)
     member = trials.ask()
     job = manifest.queue(trials.folder, trials.plan, member)
-    log = Log(store.new_run_directory(job, "run"), {})
+    log = RunLog(store.new_run_directory(job, "run"), {})
     log.add({"accuracy": 0.7})
     store.complete(log.run.path)
     store.complete(job)
@@ -121,21 +121,21 @@ def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> 
     member = trials.ask()
     job = manifest.queue(trials.folder, trials.plan, member)
     for name, accuracy in (("first", 0.9), ("second", 0.4)):
-        log = Log(store.new_run_directory(job, name), {})
+        log = RunLog(store.new_run_directory(job, name), {})
         log.add({"accuracy": accuracy})
         store.complete(log.run.path)
     store.complete(job)
     trials.tell(member, "completed")
-    assert list(searched(trials.folder).trials["value"]) == [0.4]
+    assert list(search_result(trials.folder).trials["value"]) == [0.4]
 
 
-def tells(trials: Trials, member: Member, *values: float) -> Path:
+def tells(trials: Trials, member: SweepMember, *values: float) -> Path:
     """The live folder of a member whose run tells these accuracies."""
     job = manifest.queue(trials.folder, trials.plan, member)
     live = store.new_run_directory(job, "run") / FOLDER
     live.mkdir()
     told = [{"step": step, "val_accuracy": value} for step, value in enumerate(values, 1)]
-    Writer(live, 0, store.this_process()).write("epoch", told)
+    StreamWriter(live, 0, store.this_process()).write("epoch", told)
     trials.watch(member)
     return live
 
@@ -148,16 +148,16 @@ def test_a_member_that_is_worse_than_others_at_the_same_step_shall_end(
     for _ in range(5):  # so many Optuna lets run to their ends
         member = trials.ask()
         tells(trials, member, 0.5, 0.6, 0.7)
-        log = Log(store.new_run_directory(trials.folder / member.folder, "result"), {})
+        log = RunLog(store.new_run_directory(trials.folder / member.folder, "result"), {})
         log.add({"accuracy": 0.7})
         store.complete(log.run.path)
         trials.tell(member, "completed")
     worse, better = (tells(trials, trials.ask(), 0.5, value) for value in (0.1, 0.9))
-    assert Reader(worse).asked_to_prune()
-    assert not Reader(better).asked_to_prune()
+    assert StreamReader(worse).is_prune_requested()
+    assert not StreamReader(better).is_prune_requested()
     trials.tell(trials.plan.members[-2], "pruned")
     assert trials.states["PRUNED"] == 1
-    shown = searched(trials.folder).trials
+    shown = search_result(trials.folder).trials
     assert list(shown["state"]) == ["complete"] * 5 + ["pruned"]
 
 
@@ -195,9 +195,9 @@ def test_of_several_runs_the_first_by_name_is_watched(
 
 
 def test_a_logged_run_that_shall_end_raises(tmp_path: Path) -> None:
-    log = Log(store.new_run_directory(tmp_path, "run"), {})
+    log = RunLog(store.new_run_directory(tmp_path, "run"), {})
     log.add({"accuracy": 0.1}, step=1)
-    Reader(log.run.path / FOLDER).stop(PRUNED)
+    StreamReader(log.run.path / FOLDER).stop(PRUNED)
     with pytest.raises(Pruned, match="pruned after 2 steps"):
         log.add({"accuracy": 0.2}, step=2)
 
@@ -209,7 +209,7 @@ def test_the_report_of_a_search_shows_its_trials_and_what_mattered(tmp_path: Pat
         end(trials, trials.ask(), accuracy)
     runs = lk.load_runs(trials.folder)
     [folder] = folders(runs)
-    found = searched(folder)
+    found = search_result(folder)
     assert list(found.trials["best"]) == [0.3, 0.8, 0.8, 0.8]
     assert sum(found.importances.values()) == pytest.approx(1.0)
     assert "best accuracy 0.8" in search_history(found).alt
@@ -277,11 +277,11 @@ def test_a_sweep_searches_prunes_and_is_done_when_resumed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_pruned_run_ends_on_all_ranks_after_the_same_step(cluster: lk.Cluster) -> None:
-    experiment = lk.Experiment(workers=2, epochs=2000, batch_size=512, gate=False)
+    experiment = lk.Experiment(workers=2, epochs=2000, batch_size=512, verify=False)
     live = cluster.submit(experiment)
     while not live.epochs and not live.done():
         time.sleep(0.05)
-    Reader(live.directory / FOLDER).stop(PRUNED)
+    StreamReader(live.directory / FOLDER).stop(PRUNED)
     with pytest.raises(Pruned, match="pruned after"):
         live.result()
     [run] = lk.load_runs(live.directory)

@@ -13,14 +13,14 @@ from labkit.common.errors import InvalidInput
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep import plan as plans
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import Plan, SweepSpec, make, read_assignments, read_file
+from labkit.jobs.sweep.plan import SweepPlan, SweepSpec, make, read_assignments, read_file
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SPEAKS = NOTEBOOKS / "says_its_parameters.ipynb"
 SWEPT = NOTEBOOKS / "is_swept.ipynb"
 
 
-def plan(notebook: Path, *assignments: str, **fields: Any) -> Plan:
+def plan(notebook: Path, *assignments: str, **fields: Any) -> SweepPlan:
     return make(
         notebook, SweepSpec(read_assignments(assignments), fields.pop("fixed", {}), **fields)
     )
@@ -76,7 +76,7 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
     made = plan(notebook, "count=1,2")
     before = [made.content(member) for member in made.members]
     notebook.write_text(notebook.read_text().replace("count", "other"))
-    assert manifest.keep(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
+    assert manifest.save_notebook(tmp_path, made).read_bytes() == SPEAKS.read_bytes()
     assert [made.content(member) for member in made.members] == before
 
 
@@ -93,8 +93,8 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
         (["rate=1,1.0"], {}, "rate has 1.0 twice"),
         (["count=1"], {"fixed": {"count": 2}}, "count is both swept and fixed"),
         (["count=1"], {"repeats": 0}, "--repeats 0 is impossible"),
-        (["count=range(9000)"], {"repeats": 2}, "more than a sweep takes"),
-        (["count=range(200)", "rate=range(200)"], {}, "40,000 combinations are more"),
+        (["count=range(9000)"], {"repeats": 2}, "exceed the maximum of a sweep"),
+        (["count=range(200)", "rate=range(200)"], {}, "40,000 combinations exceed"),
         (["rate=uniform(1,2)"], {}, "--random N"),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_cannot_run_is_refused(
 
 
 def test_a_seed_that_is_swept_is_not_counted_up() -> None:
-    with pytest.raises(InvalidInput, match="swept itself"):
+    with pytest.raises(InvalidInput, match="also swept"):
         plan(SWEPT, "seed=1,2", repeats=2)
 
 
@@ -118,7 +118,7 @@ def test_a_value_that_the_experiment_refuses_is_refused_too() -> None:
 
 @pytest.mark.parametrize("text", ["count", "=1", "1=2", "a b=1", "-p=1"])
 def test_an_assignment_has_a_name_and_values(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not name=a,b,c"):
+    with pytest.raises(InvalidInput, match="is not of the form name=a,b,c"):
         read_assignments((text,))
 
 

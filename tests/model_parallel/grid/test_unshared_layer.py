@@ -11,7 +11,7 @@ import pytest
 
 from labkit import datasets, models
 from labkit.common.errors import InvalidInput
-from labkit.schedules.grid import Layer
+from labkit.schedules.grid import GridLayer
 
 random = np.random.default_rng(0)
 
@@ -100,7 +100,7 @@ def test_planes_are_those_of_the_model_that_keras_builds(
     planes = models.planes(name, options, shapes)
     model = models.build(name, shapes, **options)
     found = [piece.plane for piece in cut(model)]
-    assert planes == [*found, Layer("loss", "loss", found[-1].shape, trains=False)]
+    assert planes == [*found, GridLayer("loss", "loss", found[-1].shape, trains=False)]
     assert (1, *planes[-1].shape)[-1] == model.output_shape[-1]
 
 
@@ -149,7 +149,7 @@ def test_branches_and_inputs_of_an_unknown_size_are_refused() -> None:
 
 def test_options_that_cannot_be_are_refused_before_keras() -> None:
     text = datasets.check("shakespeare", {})
-    with pytest.raises(InvalidInput, match="stride=3 is impossible; allowed: from a kernel to the"):
+    with pytest.raises(InvalidInput, match="stride=3 is impossible; allowed: distance between"):
         models.check("locally_connected", {"kernel": 2, "stride": 3})
     with pytest.raises(InvalidInput, match="at least \\[17, 17, channels\\]"):
         models.check(

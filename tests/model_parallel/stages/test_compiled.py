@@ -66,7 +66,7 @@ def test_what_is_traced_is_the_function_itself_and_no_translation_of_it() -> Non
 def test_each_part_has_the_products_of_its_own(first: bool, into: int) -> None:
     found = compiled(stack(), first)
     assert products(found.ahead) == {"MatMul": 3}
-    assert products(found.whole) == {"MatMul": into + 3}
+    assert products(found.full_backward) == {"MatMul": into + 3}
     assert [products(part) for part in found.parts] == [{"MatMul": into}, {"MatMul": 3}]
 
 

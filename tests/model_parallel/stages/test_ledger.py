@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from labkit.communicator import WALL
 from labkit.model_parallel.stages import (
-    Ledger,
+    MemoryLedger,
     Stage,
     block_seconds,
     footprint,
@@ -38,8 +38,8 @@ def with_statistics() -> Any:
     return keras.Sequential([keras.Input((4, 2)), Layers.Flatten(), *layers])
 
 
-def opened(stages: list[Stage], steps: int = 1) -> Ledger:
-    ledger = Ledger(steps)
+def opened(stages: list[Stage], steps: int = 1) -> MemoryLedger:
+    ledger = MemoryLedger(steps)
     for stage in stages:
         stage.ledger = ledger
     return ledger

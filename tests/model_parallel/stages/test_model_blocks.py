@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labkit import datasets, models
-from labkit.model_parallel.stages import Chain
+from labkit.model_parallel.stages import BlockChain
 from labkit.models import MODELS
 
 pytestmark = pytest.mark.heavy  # models are built
@@ -40,7 +40,7 @@ def test_blocks_known_by_name_are_those_of_the_built_model(
     name: str, options: dict[str, Any], dataset: str, rows: dict[str, Any]
 ) -> None:
     model = models.build(name, datasets.check(dataset, rows), **options)
-    assert models.blocks(name, options) == len(Chain(model))
+    assert models.blocks(name, options) == len(BlockChain(model))
 
 
 def test_every_small_model_is_held_against_its_chain() -> None:

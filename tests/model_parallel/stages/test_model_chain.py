@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages import INPUTS, Blocks, Chain, split_model
+from labkit.model_parallel.stages import INPUTS, BlockChain, Blocks, split_model
 
 Dense = keras.layers.Dense
 
@@ -72,19 +72,19 @@ def nested() -> Any:
     ],
 )
 def test_blocks_end_where_one_tensor_passes_alone(build: Any, blocks: list[str]) -> None:
-    chain = Chain(build())
+    chain = BlockChain(build())
     assert chain.names() == blocks
     assert len(chain) == len(blocks)
 
 
 def test_a_model_in_the_model_is_one_block() -> None:
-    assert len(Chain(nested())) == 2
+    assert len(BlockChain(nested())) == 2
 
 
 @pytest.mark.parametrize("build", [sequential, skip_inside, shared_layer, unused_outputs, words])
 def test_parts_in_sequence_are_the_model_and_share_its_variables(build: Any) -> None:
     model = build()
-    parts = split_model(model, range(len(Chain(model)) + 1))
+    parts = split_model(model, range(len(BlockChain(model)) + 1))
     x = np.random.default_rng(0).integers(0, 9, (7, *model.input_shape[1:]))
     value = x.astype(model.inputs[0].dtype)
     for part in parts:
@@ -98,7 +98,7 @@ def test_two_inputs_are_refused() -> None:
     a, b = keras.Input((2,)), keras.Input((2,))
     model = keras.Model([a, b], keras.layers.Add()([a, b]))
     with pytest.raises(InvalidInput, match="2 inputs and 1 outputs; a chain"):
-        Chain(model)
+        BlockChain(model)
 
 
 def test_a_model_that_hides_its_layers_is_refused() -> None:
@@ -108,7 +108,7 @@ def test_a_model_that_hides_its_layers_is_refused() -> None:
 
     for model in (Own(), keras.Sequential([Dense(3)])):
         with pytest.raises(InvalidInput, match="hides its layers: give a"):
-            Chain(model)
+            BlockChain(model)
 
 
 def two_sides() -> Any:
@@ -156,7 +156,7 @@ def test_wide_blocks_end_behind_each_layer_and_tensors_pass_straight() -> None:
 
 
 def test_a_cut_lets_a_tensor_pass_with_its_mask() -> None:
-    chain = Chain(masked_words())
+    chain = BlockChain(masked_words())
     assert chain.names() == ["words", "lstm", "each", "end"]
     parts = chain.split([0, 1, 3, 4])
     passed = [[str(x.dtype) for x in part.inputs] for part in parts.models]

@@ -39,12 +39,12 @@ def steps(communicator: Any, questions: list[Experiment]) -> list[tuple[list[Any
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
-    act_slow, slowed = Communicator.act_slow, []
+    apply_slowdown, slowed = Communicator.apply_slowdown, []
 
     def counted(self: Any, computed: float) -> None:
         slowed.append(computed)
 
-    Communicator.act_slow = counted  # type: ignore[method-assign]
+    Communicator.apply_slowdown = counted  # type: ignore[method-assign]
     found = []
     try:
         for question in questions:
@@ -65,7 +65,7 @@ def steps(communicator: Any, questions: list[Experiment]) -> list[tuple[list[Any
             found.append((losses, len(slowed)))
             session.close()
     finally:
-        Communicator.act_slow = act_slow  # type: ignore[method-assign]
+        Communicator.apply_slowdown = apply_slowdown  # type: ignore[method-assign]
     return found
 
 
@@ -77,7 +77,7 @@ def experiment(strategy: Strategy, **fields: Any) -> Experiment:
         "batch_size": 12,
         "workers": 2,
         "precision": "float64",
-        "gate": False,
+        "verify": False,
     }
     return Experiment(**base | {"strategy": strategy} | fields)
 
@@ -136,7 +136,7 @@ def first_loss(communicator: Any, question: Experiment) -> float:
 def test_a_slow_rank_is_slow_in_each_of_its_passes_and_updates(
     cluster: Cluster, strategy: Strategy, passes: int
 ) -> None:
-    network = Network(latency=0, bandwidth=1e9, slow={1: 2.0})
+    network = Network(latency=0, bandwidth=1e9, stragglers={1: 2.0})
     question = experiment(strategy, network=network, model=plain)
     found = cluster.call(steps, [question], ranks=2, network=network)
     assert [each[0][1] for each in found] == [0, passes + 2]

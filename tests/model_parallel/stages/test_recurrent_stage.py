@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.model_parallel.stages import Batch, Chain, RecurrentStage, open_time, split_model
-from labkit.model_parallel.stages.microbatches import Stretches
+from labkit.model_parallel.stages import Batch, BlockChain, RecurrentStage, open_time, split_model
+from labkit.model_parallel.stages.microbatches import TimeSegments
 from labkit.model_parallel.stages.open_time import is_open
-from labkit.schedules.pipeline.wavefront import stretches
+from labkit.schedules.pipeline.wavefront import time_segments
 
 Layers = keras.layers
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -93,7 +93,7 @@ def sweep(
 ) -> tuple[float, list[Any]]:
     """All stretches to the last one, and back; what the last stage says, and all gradients."""
     opened = [is_open(s.model.inputs[0]) for s in stages] + [is_open(stages[-1].model.outputs[0])]
-    parts = Stretches(Batch(x, y, weight), count, opened)
+    parts = TimeSegments(Batch(x, y, weight), count, opened)
     loss = 0.0
     for number in range(count):
         value = parts.input(number)
@@ -138,7 +138,7 @@ def test_gradients_are_those_of_the_whole_sequence(build: Any, recompute: bool, 
     model = build()
     x, y = batch_of(model)
     _, expected = whole(model, x, y)
-    blocks = len(Chain(model))
+    blocks = len(BlockChain(model))
     stages = stages_of(model, range(blocks + 1), count, recompute)
     for _ in range(2):  # nothing is left over from the batch before
         loss, found = sweep(stages, count, x, y)
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_the_whole_sequence(build: Any, recompute: bool, 
     own = sum(float(each) for each in stages[-1].model.losses)
     assert loss == pytest.approx(float(squared(y, model(x, training=True), None)) + own)
     inside = [is_open(stage.model.inputs[0]) for stage in stages]
-    assert [stage.most_kept for stage in stages] == [count if each else 1 for each in inside]
+    assert [stage.max_in_flight for stage in stages] == [count if each else 1 for each in inside]
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_an_opened_model_shares_its_layers_and_leaves_them_as_they_were() -> Non
     opened = open_time(model)
     assert opened.input_shape == (None, None, 4)
     assert opened.output_shape == (None, None, 3)
-    assert Chain(opened).names() == Chain(model).names()
+    assert BlockChain(opened).names() == BlockChain(model).names()
     held = {id(variable) for variable in opened.trainable_variables}
     assert held == {id(variable) for variable in model.trainable_variables}
     for length in (STEPS, 3):  # the state begins anew with each call
@@ -215,17 +215,17 @@ LSTM = Layers.LSTM
         (lambda: model_of(LSTM(2, dropout=0.1)), "one mask for all steps; use dropout=0"),
         (lambda: model_of(LSTM(2, recurrent_dropout=0.1)), "use recurrent_dropout=0"),
         (lambda: model_of(LSTM(2, activity_regularizer="l2")), "activity_regularizer counts all"),
-        (lambda: model_of(Layers.Conv1D(2, 3), LSTM(2)), "Conv1D.*look at several steps"),
+        (lambda: model_of(Layers.Conv1D(2, 3), LSTM(2)), "Conv1D.*combine several steps"),
         (
             lambda: model_of(LSTM(2, return_sequences=True), Layers.GlobalAveragePooling1D()),
             "GlobalAveragePooling1D.*several steps",
         ),
-        (lambda: model_of(Layers.Reshape((2, STEPS)), LSTM(2)), "leave the axis of time alone"),
-        (lambda: model_of(Layers.LayerNormalization(axis=1), LSTM(2)), r"axis=\[1\] is not one of"),
-        (lambda: model_of(Layers.Dense(4), shape=(STEPS,)), "has no axis of features"),
+        (lambda: model_of(Layers.Reshape((2, STEPS)), LSTM(2)), "changes the time axis"),
+        (lambda: model_of(Layers.LayerNormalization(axis=1), LSTM(2)), r"axis=\[1\] is not a f"),
+        (lambda: model_of(Layers.Dense(4), shape=(STEPS,)), "has no feature axis"),
         (
             lambda: model_of(Layers.TimeDistributed(Layers.BatchNormalization()), LSTM(2)),
-            "BatchNormalization has statistics of all steps",
+            "BatchNormalization computes statistics over all steps",
         ),
     ],
 )
@@ -242,10 +242,10 @@ def test_a_layer_used_twice_and_a_state_of_the_models_own_are_refused() -> None:
     with pytest.raises(InvalidInput, match="it is used twice"):
         open_time(keras.Model(x, twice(twice(x))))
     first = Layers.Dense(2)(LSTM(2)(x))
-    with pytest.raises(InvalidInput, match="joins a sequence with what comes behind the last step"):
+    with pytest.raises(InvalidInput, match="combines a sequence with the output of the last step"):
         open_time(keras.Model(x, Layers.Add()([LSTM(2, return_sequences=True)(x), first])))
     begin = Layers.TimeDistributed(Layers.Dense(2))(x)
-    with pytest.raises(InvalidInput, match="its first state comes from the model"):
+    with pytest.raises(InvalidInput, match="its initial state comes from the model"):
         open_time(keras.Model(x, Layers.SimpleRNN(2)(x, initial_state=begin)))
 
 
@@ -255,17 +255,17 @@ def test_stretches_cover_the_steps_and_are_of_equal_length_up_to_one(
 ) -> None:
     if count > steps:
         with pytest.raises(InvalidInput, match=f"of {steps} time steps.* allowed: 1 to {steps}"):
-            stretches(steps, count)
+            time_segments(steps, count)
         return
-    edges = stretches(steps, count)
+    edges = time_segments(steps, count)
     lengths = [b - a for a, b in pairwise(edges)]
     assert (edges[0], edges[-1], len(lengths)) == (0, steps, count)
     assert 1 <= min(lengths) <= max(lengths) <= min(lengths) + 1
 
 
 def test_targets_and_weights_without_steps_for_a_model_that_answers_each_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"each of 7 steps.* shape \[None\]; give one a step"):
-        Stretches(Batch(np.zeros((5, STEPS, 2)), np.zeros(5)), 2, [True, True])
+    with pytest.raises(InvalidInput, match=r"each of 7 steps.* shape \[None\]; give one target"):
+        TimeSegments(Batch(np.zeros((5, STEPS, 2)), np.zeros(5)), 2, [True, True])
     x = y = np.zeros((5, STEPS, 2))
-    with pytest.raises(InvalidInput, match=r"would count steps, not rows.* give shape \[None, 1\]"):
-        Stretches(Batch(x, y, np.zeros(5)), 2, [True, True])
+    with pytest.raises(InvalidInput, match=r"weight steps, not rows.* give shape \[None, 1\]"):
+        TimeSegments(Batch(x, y, np.zeros(5)), 2, [True, True])

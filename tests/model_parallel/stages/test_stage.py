@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from labkit.model_parallel.stages import Chain, Stage, split_model
+from labkit.model_parallel.stages import BlockChain, Stage, split_model
 
 Layers = keras.layers
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -52,7 +52,7 @@ def whole(model: Any, x: Any, y: Any) -> list[Any]:
 
 
 def stages_of(model: Any, recompute: bool = False) -> list[Stage]:
-    parts = split_model(model, range(len(Chain(model)) + 1))
+    parts = split_model(model, range(len(BlockChain(model)) + 1))
     last = len(parts) - 1
     return [
         Stage(part, squared if n == last else None, n == 0, recompute)
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_the_whole(build: Any, recompute: bool) -> None:
     assert_same(backward(stages, 3), expected)
     if not model.losses:  # those of layers are with their own stages
         assert loss == pytest.approx(float(squared(y, model(x), None)))
-    assert [stage.most_kept for stage in stages] == [3] * len(stages)
+    assert [stage.max_in_flight for stage in stages] == [3] * len(stages)
 
 
 def test_input_and_weight_parts_together_are_the_backward() -> None:

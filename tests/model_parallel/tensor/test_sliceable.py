@@ -21,20 +21,20 @@ from keras.layers import (
     SeparableConv2D,
 )
 
-from labkit.model_parallel.tensor.sliceable import Graph
+from labkit.model_parallel.tensor.sliceable import LayerGraph
 
 
-def graph(*layers: Any, shape: tuple[int, ...] = (8, 8, 4)) -> Graph:
-    return Graph(keras.Sequential([keras.Input(shape), *layers])._functional)
+def graph(*layers: Any, shape: tuple[int, ...] = (8, 8, 4)) -> LayerGraph:
+    return LayerGraph(keras.Sequential([keras.Input(shape), *layers])._functional)
 
 
-def attending(width: int = 6, **options: Any) -> tuple[Graph, Any]:
+def attending(width: int = 6, **options: Any) -> tuple[LayerGraph, Any]:
     inputs = keras.Input((5,))
     x = Embedding(9, width, mask_zero=options.pop("mask_zero", False))(inputs)
     scores = options.pop("return_attention_scores", False)
     layer = MultiHeadAttention(3, 2, **options)
     found = layer(x, x, return_attention_scores=scores)
-    return Graph(keras.Model(inputs, found)), layer
+    return LayerGraph(keras.Model(inputs, found)), layer
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def attending(width: int = 6, **options: Any) -> tuple[Graph, Any]:
 )
 def test_what_stays_whole_says_why(kind: Any, options: dict[str, Any], reason: str) -> None:
     layer = kind(kernel_size=3, **options)
-    found = graph(layer, Flatten()).why_whole(layer, 2)
+    found = graph(layer, Flatten()).indivisible_reason(layer, 2)
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
@@ -71,10 +71,10 @@ def test_layers_whose_weights_keras_has_changed_stay_whole(
     dense, other = Dense(4, "relu"), Dense(4)
     found = graph(Flatten(), dense, other)
     change(dense)
-    assert (found.why_whole(dense, 2), found.why_whole(other, 2)) == (reason, "")
+    assert (found.indivisible_reason(dense, 2), found.indivisible_reason(other, 2)) == (reason, "")
     attention, layer = attending()
     change(layer.query_dense)
-    assert attention.why_whole(layer, 3) == reason
+    assert attention.indivisible_reason(layer, 3) == reason
 
 
 @pytest.mark.parametrize(
@@ -83,26 +83,26 @@ def test_layers_whose_weights_keras_has_changed_stay_whole(
         ({}, ""),
         ({"dropout": 0.5}, "dropout=0.5 of attention scores"),
         ({"mask_zero": True}, "its inputs carry masks"),
-        ({"return_attention_scores": True}, "its attention scores are asked for"),
+        ({"return_attention_scores": True}, "it returns its attention scores"),
         ({"kernel_constraint": "non_neg"}, "a regularizer or constraint"),
     ],
     ids=str,
 )
 def test_attention_that_stays_whole_says_why(options: dict[str, Any], reason: str) -> None:
     found, layer = attending(**options)
-    assert found.why_whole(layer, 3).startswith(reason)
-    assert bool(found.why_whole(layer, 3)) == bool(reason)
+    assert found.indivisible_reason(layer, 3).startswith(reason)
+    assert bool(found.indivisible_reason(layer, 3)) == bool(reason)
 
 
 def test_more_slices_than_heads_leave_attention_whole() -> None:
     found, layer = attending()
-    assert found.why_whole(layer, 4) == "num_heads=3 for 4 slices"
+    assert found.indivisible_reason(layer, 4) == "num_heads=3 for 4 slices"
     assert found.units(layer) == 3
 
 
 def test_a_layer_that_is_called_twice_stays_whole() -> None:
     tied = Dense(4)
-    assert graph(tied, tied, shape=(4,)).why_whole(tied, 2) == "called more than once"
+    assert graph(tied, tied, shape=(4,)).indivisible_reason(tied, 2) == "called more than once"
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_layers_of_two_kinds_and_the_end_make_no_pair() -> None:
 def test_a_mask_at_the_end_is_seen() -> None:
     inputs = keras.Input((5,))
     words = Embedding(9, 4, mask_zero=True)(inputs)
-    assert Graph(keras.Model(inputs, Dense(3)(words))).masked
-    assert not Graph(keras.Model(inputs, Dense(3)(inputs))).masked
+    assert LayerGraph(keras.Model(inputs, Dense(3)(words))).masked
+    assert not LayerGraph(keras.Model(inputs, Dense(3)(inputs))).masked

@@ -1,0 +1,72 @@
+"""`labkit prestart`: start rank processes ahead of time, so that clusters start at once."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from labkit.cli.sweep import FORCE
+from labkit.common.capacity import OVERSUBSCRIBE
+from labkit.common.terminal import say
+from labkit.common.units import bytes_text, plural
+
+COUNT = click.IntRange(1)
+
+
+@click.command()
+@click.option("--workers", type=COUNT, help="Number of ranks.  [default: 2]")
+@click.option("--threads", type=COUNT, help="TensorFlow threads in each rank.  [default: 1]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Minutes without use after which the engines end.",
+)
+@click.option(
+    "--stop",
+    is_flag=True,
+    help="End the engines of these --workers and --threads; without both, end all.",
+)
+@click.option("--force", is_flag=True, help=FORCE)
+def prestart(
+    workers: int | None, threads: int | None, minutes: float, stop: bool, force: bool
+) -> None:
+    """Start engines (rank processes) before the next cluster.
+
+    The engines import TensorFlow, and wait for a notebook, script or run. One cluster claims the
+    warm engines, and they end with that cluster, so that clusters share no state. When all claimed
+    engines have ended, new engines are started. A cluster claims engines only if it has the same
+    number of ranks and threads, Python, labkit, TensorFlow and environment.
+    """
+    from labkit.cluster import warm as pool
+    from labkit.cluster.start import Start
+
+    if stop:
+        ended = pool.stop(workers, threads)
+        for engines in ended:
+            say(f"ended: {_shape(engines['workers'], engines['threads'])}")
+        if not ended:
+            say("no warm engines match")
+        return
+    how = Start.from_options(workers, threads or 1, launcher="local")
+    if force:
+        os.environ[OVERSUBSCRIBE] = "1"
+    status, already = pool.start(how, 60 * minutes)
+    shape, end = _shape(how.workers, how.threads), "labkit prestart --stop"
+    idle = f"{status['idle'] / 60:g} minutes without use, or by: {end}"
+    if status["state"] != "warm":
+        say(f"{shape}: in use or starting; new engines are warmed afterwards, until {end}")
+    elif already:
+        say(
+            f"already warm: {shape}, {bytes_text(status['bytes'])} of memory; "
+            f"the engines end after {idle}"
+        )
+    else:
+        took = f"warm after {status['seconds']:.1f} s: {shape}"
+        say(f"{took}, {bytes_text(status['bytes'])} of memory; the engines end after {idle}")
+
+
+def _shape(workers: int, threads: int) -> str:
+    return f"{plural(workers, 'rank')} of {plural(threads, 'thread')}"

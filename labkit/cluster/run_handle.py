@@ -1,0 +1,205 @@
+"""Handles of running experiments: history rows so far, result, and progress panel."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.cluster.answering import answering
+from labkit.cluster.run_progress import Display, Outline, Row, RunProgress
+from labkit.cluster.terminal import in_notebook, line
+from labkit.common.canonical_json import JSON
+from labkit.experiment import Experiment
+from labkit.records.run import Run
+from labkit.records.stream import FOLDER, Message, StreamReader
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+
+    from labkit.cluster.panel import LivePanel
+
+READ_EVERY = 0.25  # seconds; ranks write messages equally often
+DRAW_EVERY = 0.5  # seconds; more frequent updates would delay clicks in the browser
+
+
+class RunHandle:
+    """A running experiment, returned by `Cluster.submit` and `Cluster.last_submitted`.
+
+    A thread reads the messages of the ranks, updates the displays, and completes the run's record.
+    No notebook cell has to wait, and an interrupt of a cell does not stop the run.
+
+    Attributes:
+        experiment: The experiment; only an Outline of it if another process has submitted it.
+        outline: Label, workers and epochs of the experiment.
+        directory: Run directory.
+        rows: History rows (one for each rank and step) so far.
+        epochs: Metrics after each epoch so far.
+        progress: Steps, speed and remaining time, computed from these rows.
+    """
+
+    def __init__(self, experiment: Experiment | Outline, directory: Path) -> None:
+        self.experiment, self.directory = experiment, directory
+        self.outline = Outline(
+            experiment.label, experiment.workers, experiment.epochs, experiment.clock
+        )
+        self.rows: list[Row] = []
+        self.epochs: list[Row] = []
+        self.progress = RunProgress(experiment.epochs)
+        self._stream = StreamReader(directory / FOLDER)
+        self._newest: dict[float, float] = {}  # last step of each rank; key -1: last epoch
+        self._panel: LivePanel | None = None
+        self._displays: list[Display] = []
+        self._drawing = threading.Lock()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._run: Run | None = None
+
+    def stop(self) -> None:
+        """Ask the ranks to end training after the same step; the run counts as interrupted."""
+        self._stream.stop()
+
+    def done(self) -> bool:
+        """Return whether the ranks have ended and the run's record is complete."""
+        return self._ended.is_set()
+
+    @property
+    def run(self) -> Run | None:
+        """The run's record after its end; None before."""
+        return Run(self.directory) if self._error is not None else self._run
+
+    def result(self) -> Run:
+        """Wait for the end of the run and return its record.
+
+        Raises:
+            RankError: A rank failed; the record contains the cause and the output.
+        """
+        with answering():
+            self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._run is not None  # tells the type checker: without an error, the run is set
+        return self._run
+
+    def panel(self) -> Widget:
+        """Return the progress panel as a widget; a cell that ends with a RunHandle also has one."""
+        from labkit.cluster.panel import LivePanel
+
+        with self._drawing:
+            if self._panel is None:
+                self._panel = LivePanel(self)
+                self._displays.append(self._panel)
+            self._panel.draw(self)
+        return self._panel.widget
+
+    def show(self) -> None:
+        """Show progress until the run ends: in a panel in JupyterLab, in a line in a terminal."""
+        if in_notebook():
+            from IPython.display import display
+
+            display(self.panel())
+        else:
+            with self._drawing:
+                self._displays.append(line())
+        if self.done():  # the thread's last drawing may have preceded the new display
+            self._draw(last=True)
+
+    def __repr__(self) -> str:
+        state = self.progress.doing if self.run is None else self.run.status["state"]
+        return f"<Live {self.outline.label}: {state}, step {self.progress.steps}>"
+
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, JSON]:
+        bundle = (self.panel()._repr_mimebundle_() or {}) if in_notebook() else {}
+        return bundle | {"text/plain": repr(self)}
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def begin(self, show: bool = False) -> None:
+        """Start to follow the run's messages; `show` displays the progress."""
+        # The thread is a daemon, so that the interpreter can exit without waiting for the ranks.
+        threading.Thread(target=self._follow, name="labkit-live", daemon=True).start()
+        if show:
+            try:
+                self.show()
+            except Exception as error:
+                warnings.warn(f"{self!r} cannot be shown: {error!r}", stacklevel=2)
+
+    def _follow(self) -> None:
+        try:
+            for _ in self._watch():
+                self._read()
+            self._read(last=True)
+            self._run = self._finish()
+        except BaseException as error:
+            try:
+                self._record_failure(error)
+            finally:
+                # The error is set even if recording fails, because `result` must raise it.
+                self._error = error
+        finally:
+            try:
+                self._release()
+                self._draw(last=True)
+            finally:
+                # The event comes last, because `result` returns when it is set.
+                self._ended.set()
+
+    def _watch(self) -> Iterator[None]:
+        """Yield repeatedly until the ranks have ended."""
+        raise NotImplementedError
+
+    def _finish(self) -> Run:
+        """Complete the run's record and return it; an exception becomes the run's failure."""
+        raise NotImplementedError
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Write a failure to the run's record, if this process writes the record."""
+
+    def _release(self) -> None:
+        """Release the ranks for other calls."""
+
+    _read_at = _drawn_at = 0.0
+
+    def _read(self, last: bool = False) -> None:
+        now = time.monotonic()
+        if last or now - self._read_at > READ_EVERY:
+            self._read_at = now
+            # Files are read outside the lock, because reading may be slow and a click needs the
+            # lock.
+            messages = self._stream.read()
+            with self._drawing:
+                self._add(messages)
+        if not last and now - self._drawn_at > DRAW_EVERY:
+            self._drawn_at = now
+            self._draw()
+
+    def _add(self, messages: list[Message]) -> None:
+        messages = [message for message in messages if self._is_new(*message)]
+        self.progress.add(messages)
+        self.rows += [record for kind, record in messages if kind == "step"]
+        self.epochs += [record for kind, record in messages if kind == "epoch"]
+
+    def _is_new(self, kind: str, record: Row) -> bool:
+        """Return whether a record is new; ranks that resume repeat earlier records."""
+        if kind not in ("step", "epoch"):
+            return True
+        rank = -1 if kind == "epoch" else record["rank"]
+        number = record[kind]
+        is_new = number > self._newest.get(rank, -1)
+        if is_new:
+            self._newest[rank] = number
+        return is_new
+
+    def _draw(self, last: bool = False) -> None:
+        with self._drawing:
+            for display in list(self._displays):
+                try:
+                    display.close(self) if last else display.draw(self)
+                except Exception as error:  # a display that breaks must not end a run
+                    self._displays.remove(display)
+                    warnings.warn(f"{self!r} is no longer shown: {error!r}", stacklevel=2)

@@ -1,0 +1,184 @@
+"""Former names of public fields, classes, functions and options, with their current names.
+
+Code that uses a former name gets an error with the current name. `labkit.records.renamed` reads
+records that were written under former names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+Class = TypeVar("Class", bound=type)
+Fields: TypeAlias = dict[str, Any]
+Names: TypeAlias = Mapping[str, str]
+
+# Each former name has one or more current names; the first name that a class or function allows is
+# meant there.
+RENAMED: dict[str, tuple[str, ...]] = {
+    # Experiment
+    "steps": ("steps_per_epoch",),
+    "compute": ("compute_time", "virtual"),
+    "later": ("message_delays", "virtual"),
+    "order": ("update_order", "virtual"),
+    "lost": ("worker_failures", "virtual"),
+    "slow": ("stragglers",),
+    "bad_numbers": ("on_nonfinite", "nonfinite"),
+    "check_every": ("replica_check_interval",),
+    "feed": ("input_mode",),
+    "capacities": ("batch_weights",),
+    "shards": ("data_partition",),
+    "gate": ("verify",),
+    # strategies, compressors and their options
+    "LocallyConnected": ("SpatialParallel",),
+    "ScheduledBlocks": ("BlockCoordinateDescent",),
+    "Peer": ("ExternalFramework",),
+    "SignMajority": ("SignSGD",),
+    "microscope": ("compression_stats_every", "compression_stats"),
+    "backups": ("backup_workers",),
+    "remedy": ("staleness_correction",),
+    "splits": ("n",),
+    "compensation": ("delay_compensation",),
+    "outer": ("outer_optimizer",),
+    "state": ("optimizer_state",),
+    "delay": ("overlap_steps",),
+    "warmup": ("warmup_steps",),
+    "delayed": ("momentum_delay",),
+    "weight": ("distillation_weight",),
+    "chunks": ("virtual_stages_per_rank",),
+    "slices": ("tensor_parallel_size",),
+    "select": ("selection",),
+    "parallel": ("blocks_per_round",),
+    # clusters, communicators, checkpoints
+    "limit": ("timeout",),
+    "place": ("map_by",),
+    "step": ("launch_command",),
+    "live": ("last_submitted",),
+    "everyone": ("allgather_scalar",),
+    "share": ("broadcast_object",),
+    "tally": ("allreduce_small",),
+    "meet": ("barrier",),
+    "over": ("with_network",),
+    "be_slow": ("set_slowdown",),
+    "failures": ("mtbf",),
+    "keep": ("max_to_keep",),
+    # networks, compute times, prices, forecasts
+    "law": ("distribution",),
+    "spread": ("sigma",),
+    "values": ("trace",),
+    "node_hour": ("price_per_node_hour",),
+    "gigabyte": ("price_per_gb",),
+    "watts": ("node_watts",),
+    "ranks_a_node": ("ranks_per_node",),
+    "money": ("cost",),
+    "training": ("training_seconds",),
+    "taken": ("step",),
+    "strong": ("strong_efficiency",),
+    "weak": ("weak_efficiency",),
+    # runs and functions of the package
+    "interleaving": ("update_log",),
+    "frame": ("to_dataframe",),
+    "form": ("parameter_form",),
+    "reading": ("summarize",),
+    "fault_league": ("fault_comparison",),
+    # commands and their options
+    "warm": ("prestart",),
+    "peers": ("frameworks",),
+    "--where": ("--breakdown",),
+    "--node-hour": ("--price-per-node-hour",),
+    "--gigabyte": ("--price-per-gb",),
+    "--watts": ("--node-watts",),
+    "--ranks-a-node": ("--ranks-per-node",),
+}
+# Records may contain these former class names of strategies and compressors.
+CLASSES: Names = {
+    "LocallyConnected": "SpatialParallel",
+    "Peer": "ExternalFramework",
+    "ScheduledBlocks": "BlockCoordinateDescent",
+    "SignMajority": "SignSGD",
+}
+_STALE: Names = {"remedy": "staleness_correction", "compensation": "delay_compensation"}
+_SLICES: Names = {"slices": "tensor_parallel_size"}
+OPTIONS: dict[str, Names] = {  # former options by the current name of the strategy
+    "AllReduce": {"microscope": "compression_stats_every"},
+    "AsynchronousDiLoCo": {"delayed": "momentum_delay"},
+    "BlockCoordinateDescent": {"select": "selection", "parallel": "blocks_per_round"},
+    "Codistillation": {"weight": "distillation_weight"},
+    "DelayedGradients": _SLICES,
+    "Layerwise": {"chunks": "virtual_stages_per_rank", **_SLICES},
+    "ParameterAveraging": {
+        "outer": "outer_optimizer",
+        "state": "optimizer_state",
+        "delay": "overlap_steps",
+        "warmup": "warmup_steps",
+    },
+    "ParameterServer": {"backups": "backup_workers"},
+    "Pipeline": {"chunks": "virtual_stages_per_rank", **_SLICES},
+    "SoftSync": {"splits": "n", **_STALE},
+    "StaleSynchronous": _STALE,
+    "TensorParallel": _SLICES,
+}
+
+
+def name_today(name: object, allowed: Collection[str]) -> str | None:
+    """Return the current, allowed name of a former name; None if `name` is no former name.
+
+    >>> name_today("steps", ["steps_per_epoch", "epochs"])
+    'steps_per_epoch'
+    """
+    if not isinstance(name, str):
+        return None
+    today = RENAMED.get(name, ())
+    if name.endswith("_reading"):
+        today = (f"summarize_{name.removesuffix('_reading')}",)
+    return next((new for new in today if new in allowed), None)
+
+
+def refuse_former_attributes(kind: Class) -> Class:
+    """Make access to an attribute's former name raise AttributeError with the current name."""
+
+    def refuse(self: object, name: str) -> NoReturn:
+        raise missing_attribute(type(self).__name__, name, dir(kind))
+
+    decorated: Any = kind
+    decorated.__getattr__ = refuse
+    return kind
+
+
+def missing_attribute(owner: str, name: str, allowed: Collection[str]) -> AttributeError:
+    """Return the AttributeError of a missing attribute, with the current name of a former name."""
+    today = name_today(name, allowed)
+    now = f": its name is now {today!r}" if today else ""
+    return AttributeError(f"{owner!r} object has no attribute {name!r}{now}", name=name)
+
+
+def rename_classes(value: Any) -> Any:
+    """Return a JSON value in which strategies and compressors have their current names."""
+    if isinstance(value, list):
+        return [rename_classes(item) for item in value]
+    if not isinstance(value, dict):
+        return CLASSES.get(value, value) if isinstance(value, str) else value
+    fields = {key: rename_classes(item) for key, item in value.items()}
+    fields = rename_keys(fields, OPTIONS.get(str(fields.get("name")), {}))
+    return rename_network(fields) if "latency" in fields else fields
+
+
+def rename_network(value: Any) -> Any:
+    """Return the fields of a network with their current names; other values stay unchanged."""
+    if not isinstance(value, dict) or "slow" not in value:
+        return value
+    network = rename_keys(value, {"slow": "stragglers"})
+    return network | {"stragglers": rename_slowdowns(network["stragglers"])}
+
+
+def rename_slowdowns(value: Any) -> Any:
+    """Return slowdowns by rank with current field names; a plain factor stays unchanged."""
+    if not isinstance(value, dict):
+        return value
+    names = {"law": "distribution"}
+    return {k: rename_keys(v, names) if isinstance(v, dict) else v for k, v in value.items()}
+
+
+def rename_keys(record: Fields, names: Names) -> Fields:
+    """Return a record in which the keys listed in `names` are renamed."""
+    return {names.get(key, key): value for key, value in record.items()}

@@ -1,0 +1,83 @@
+"""SignSGD with majority vote: ranks send signs, and the majority decides each update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from labkit.compression.bits import pack, split_ranges, unpack
+from labkit.compression.compressor import Compressor
+from labkit.compression.payload import Payload, Tensor
+
+
+class SignSGD(Compressor):
+    r"""1 bit per element; each element of the update has the sign of the ranks' majority.
+
+    \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\); a tie gives 0.
+    Zero elements vote, too: plus on every second rank and minus on all other ranks. The signs swap
+    in the next step, so that weights without gradient do not drift. A rank whose whole tensor is
+    zero abstains.
+
+    Args:
+        scale: The magnitude of every element of the update; choose the learning rate for this
+            magnitude.
+
+    Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
+    1802.04434; J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
+    is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Differs from them: each
+    rank counts the votes of all ranks, without a server; the optimizer applies momentum (Signum)
+    after the vote, not before.
+    """
+
+    family: ClassVar[str] = "quantization"
+    paper: ClassVar[str] = "Bernstein 2018, arXiv 1802.04434"
+    votes: ClassVar[bool] = True
+    xla: ClassVar[bool] = True
+
+    scale: float = Field(1.0, gt=0)
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Return "signs" (packed, uint8), the vote's weight "voice" (1,), and "length", int32 (1,).
+
+        The weight is 1; 0 for a tensor of zeros; NaN if an element is infinite or NaN.
+        """
+        import tensorflow as tf
+
+        one = tf.ones([], tensor.dtype)
+        zero_is_plus = tf.reduce_sum(key) % 2 == 0  # the parity of rank plus step
+        plus = (tensor > 0) | ((tensor == 0) & zero_is_plus)
+        total = tf.reduce_sum(tf.add_n([tf.abs(part) for part in split_ranges(tensor, 8)]))
+        voice = tf.cond(
+            tf.math.is_finite(total),
+            lambda: tf.cast(total > 0, tensor.dtype),
+            # Elements are tested one by one, because a sum of finite elements may overflow.
+            lambda: tf.where(tf.reduce_all(tf.math.is_finite(tensor)), one, np.nan),
+        )
+        return {
+            "signs": pack(tf.cast(plus, tf.uint8), 1),
+            "voice": voice[None],
+            "length": tf.constant(list(tensor.shape)),
+        }
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Return one rank's votes: plus or minus the scale, (n,)."""
+        import tensorflow as tf
+
+        size = self.scale * payload["voice"][0]
+
+        def value(sign: Tensor) -> Tensor:
+            return tf.where(sign > 0, size, -size)
+
+        return unpack(payload["signs"], 1, payload["length"][0], value)
+
+    def average(self, payloads: Sequence[Payload]) -> Tensor:
+        """Return the majority's sign of each element, multiplied by the scale."""
+        import tensorflow as tf
+
+        # mean / scale × number of payloads is the number of plus votes less that of minus votes.
+        mean = super().average(payloads)
+        votes = tf.round(mean * (len(payloads) / self.scale))  # votes are whole numbers
+        return self.scale * tf.sign(votes)

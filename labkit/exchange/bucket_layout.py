@@ -1,0 +1,169 @@
+"""The layout of gradients in buckets and tables, which is the same in all training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from labkit.communicator import Communicator, SeparateBuffers, merged
+from labkit.exchange.arena import FlatBuffers, Packing, Piece
+from labkit.exchange.autotune import Choice
+from labkit.exchange.bucket import Bucket, holders, pack
+from labkit.exchange.compressed import BucketLayer
+from labkit.exchange.gradient import Signature
+
+Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
+
+
+class BucketLayout:
+    """The buckets of one set of gradients, with the gradients and weights of the current step.
+
+    A parcel is a bucket, or a table of whose gradient ranks send only the changed rows. In the
+    numbering of parcels, tables follow the buckets. Tables have no fixed memory, because other rows
+    change in each step.
+
+    Args:
+        communicator: The Communicator of the ranks, which all have the same layout.
+        signature: The name, shape and dtype of each gradient.
+        dtypes: The NumPy dtype of each gradient.
+        buckets: The buckets of gradients.
+        choice: The chosen allreduce algorithm.
+        dense: Whether gradients are not compressed, so that ranks that sum in shared memory may
+            share one buffer for the means.
+        after: Whether the training step blocks from the packing to the sum, so that the elements
+            that this rank sums need no copy.
+
+    Attributes:
+        tables: The numbers of the variables of whose gradients ranks send only the changed rows.
+        parcels: For each parcel, the numbers of its variables: for each bucket, in the order of its
+            slots; then for each table.
+        weights: For each parcel, the weight of this rank's gradients: its number of samples.
+        steps: For each parcel, the training step in which it was packed last.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        signature: Signature,
+        dtypes: Dtypes,
+        buckets: Sequence[Bucket],
+        choice: Choice,
+        dense: bool = True,
+        after: bool = True,
+    ) -> None:
+        self.signature, self.buckets, self.choice = signature, buckets, choice
+        self.tables = [number for number, gradient in enumerate(signature) if gradient.rows]
+        in_buckets = [[slot.variable for slot in bucket.slots] for bucket in buckets]
+        self.parcels = in_buckets + [[table] for table in self.tables]
+        self._rows: dict[
+            int, tuple[np.ndarray, np.ndarray]
+        ] = {}  # (indices, rows) of each table, by parcel number
+        shares = choice.in_place and dense
+        self._flat = FlatBuffers(communicator, _lengths(signature), dtypes, buckets, shares)
+        self._packings = [
+            Packing(
+                bucket,
+                self._flat.gradients(bucket),
+                communicator.local_part(bucket.length) if shares and after else slice(0, 0),
+            )
+            for bucket in buckets
+        ]
+        self._pieces: dict[int, list[Piece] | None] = {}
+        self.weights: dict[int, float] = {}
+        self.steps: dict[int, int] = {}
+
+    def mean(self, variable: int) -> list[np.ndarray]:
+        """Return a variable's mean gradient as a flat view; of a table, the rows and indices."""
+        if variable not in self.tables:
+            return [self._flat.means[variable]]
+        indices, values = self._rows[self.holders(variable)[0]]
+        return [values, indices]
+
+    def holders(self, variable: int) -> list[int]:
+        """Return the numbers of the parcels that hold elements of a variable."""
+        if variable in self.tables:
+            return [len(self.buckets) + self.tables.index(variable)]
+        return holders(self.buckets, variable)
+
+    def is_table(self, number: int) -> bool:
+        """Return whether a parcel holds the changed rows of a table."""
+        return number >= len(self.buckets)
+
+    def pack(self, number: int, arrays: Sequence[np.ndarray], rows: np.ndarray, step: int) -> None:
+        """Copy gradients into their parcel, and store the weight of this rank.
+
+        Args:
+            number: The number of the parcel (bucket or table).
+            arrays: The whole gradients of the parcel's variables; of a table, the rows and their
+                indices, which may repeat.
+            rows: The number of samples of these gradients.
+            step: The number of the training step.
+        """
+        self.weights[number], self.steps[number] = float(rows), step
+        if self.is_table(number):
+            values, indices = arrays
+            selection = slice(None) if rows else slice(0)
+            self._rows[number] = merged(indices[selection].astype(np.int32), values[selection])
+        else:
+            self._pieces[number] = self._packings[number](arrays, bool(rows))
+
+    def rows(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ascending row indices in a table's parcel, and the values of these rows."""
+        return self._rows[number]
+
+    def put_rows(self, number: int, indices: np.ndarray, values: np.ndarray) -> None:
+        """Replace the row indices and the rows in a table's parcel."""
+        self._rows[number] = indices, values
+
+    def gradients(self, number: int) -> np.ndarray:
+        """Return all gradients of a bucket, as a flat view."""
+        return self._flat.gradients(self.buckets[number])
+
+    def separate_buffers(self, number: int) -> SeparateBuffers:
+        """Return the memory outside the bucket for its sum: uncopied gradients, common means."""
+        return SeparateBuffers(
+            self._pieces.pop(number, None), self._flat.mean_buffer(self.buckets[number])
+        )
+
+    def layers(self, number: int) -> tuple[list[np.ndarray], list[BucketLayer]]:
+        """Return the gradients of a bucket, in memory order, and the layer of each gradient."""
+        bucket = self.buckets[number]
+        pieces: list[np.ndarray] = []
+        layers: list[BucketLayer] = []
+        stop = 0
+        for slot in sorted(bucket.slots, key=lambda slot: slot.offset):
+            name, shape, *_ = self.signature[slot.variable]
+            whole = slot.length == int(np.prod(shape))
+            start, stop = stop, stop + slot.length
+            layers.append(BucketLayer(name, start, stop, shape if whole else (slot.length,)))
+            pieces.append(self._flat.slot_gradients(bucket, slot))
+        return pieces, layers
+
+
+def in_buckets(
+    signature: Signature,
+    dtypes: Dtypes,
+    limit: int | None,
+    cut: bool,
+    groups: Sequence[int] | None = None,
+) -> list[Bucket]:
+    """Return the buckets into which gradients are packed, see `bucket.pack`.
+
+    Args:
+        signature: The descriptions of the gradients.
+        dtypes: The NumPy dtype of each gradient.
+        limit: The maximum bytes of a bucket; None: one bucket for each dtype.
+        cut: Whether to split large variables into several buckets.
+        groups: The group number of each gradient; a bucket holds gradients of one group only.
+    """
+    lengths = _lengths(signature)
+    names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
+    unlimited = sum(lengths) * 8 + 1  # more bytes than all gradients have
+    return pack(lengths, names, itemsizes, limit or unlimited, cut=cut, groups=groups)
+
+
+def _lengths(signature: Signature) -> list[int]:
+    """Return the number of elements that each gradient has in buckets; 0 for tables."""
+    return [0 if gradient.rows else int(np.prod(gradient.shape)) for gradient in signature]

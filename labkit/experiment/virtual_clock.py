@@ -1,0 +1,48 @@
+"""VirtualClock: the modelled times of an experiment that one process simulates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import field_validator
+
+from labkit.common.quantity_fields import PositiveSeconds, Seconds
+from labkit.common.validated import Checked
+from labkit.network import ComputeTime
+
+
+class VirtualClock(Checked):
+    """Modelled compute times, message delays and failures of an experiment on the virtual clock.
+
+    On the virtual clock one process computes the real gradients of all workers, while this object
+    and the network model say how long each computation and each message takes.
+
+    Args:
+        compute_time: Time of one gradient: a `ComputeTime`, seconds, or a list of seconds; None:
+            measured once, before training.
+        message_delays: Tuples (worker, step, seconds); the gradient of that worker and step arrives
+            so much later.
+        update_order: Tuples (server, worker, step): the order in which servers apply gradients;
+            empty: the order of arrival over the network.
+        worker_failures: A dict worker -> seconds, or tuples (worker, seconds): the worker fails at
+            that time and loses its unfinished work. Asynchronous servers continue without it.
+
+    Example:
+        >>> VirtualClock(compute_time=0.01, worker_failures={1: 2.5}).worker_failures
+        ((1, 2.5),)
+    """
+
+    compute_time: ComputeTime | None = None
+    message_delays: tuple[tuple[int, int, PositiveSeconds], ...] = ()
+    update_order: tuple[tuple[int, int, int], ...] = ()
+    worker_failures: tuple[tuple[int, Seconds], ...] = ()
+
+    @field_validator("compute_time", mode="before")
+    @classmethod
+    def _parse_compute_time(cls, value: Any) -> Any:
+        return ComputeTime.parse(value)
+
+    @field_validator("worker_failures", mode="before")
+    @classmethod
+    def _parse_worker_failures(cls, value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, dict) else value

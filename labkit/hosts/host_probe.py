@@ -1,0 +1,156 @@
+"""A check that hosts have the same Python, labkit and MPI library as this machine.
+
+python -m labkit.hosts.host_probe prints these versions of the host where it runs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit.common.errors import LabkitError
+
+LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed at once
+# With these options ssh asks for no password, and a host that is down does not block the probe for
+# minutes.
+OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the library
+_MARK = "labkit answers: "  # marks the answer, because a login shell may print other lines
+_NOT_REACHED, _NO_COMMAND = 255, (126, 127)  # exit codes of ssh and of shells
+
+
+class PythonInfo(NamedTuple):
+    """The versions of labkit and MPI that a Python interpreter uses.
+
+    Attributes:
+        labkit: Version of labkit.
+        source: SHA-256 of labkit's source.
+        mpi: MPI library of mpi4py, such as "Open MPI v5.0.11".
+        path: Path of the MPI library; "" if the system does not report it.
+    """
+
+    labkit: str
+    source: str
+    mpi: str
+    path: str
+
+
+class ProbeResult(NamedTuple):
+    """The result of probing a host.
+
+    Attributes:
+        host: Name of the host.
+        trouble: The problem as a whole sentence; "" if the host is usable.
+    """
+
+    host: str
+    trouble: str
+
+
+def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
+    """Check in parallel that hosts have this Python with the same labkit and the same MPI.
+
+    Args:
+        names: Names of the hosts.
+        agent: Command line of ssh, or of a command that accepts the same arguments.
+
+    Raises:
+        LabkitError: This machine's own Python cannot load labkit or MPI.
+    """
+    local = local_python()
+    options = OF_SSH if Path(agent[0]).name == "ssh" else ()
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        troubles = pool.map(lambda name: _trouble(name, [*agent, *options, name], local), names)
+        return [ProbeResult(*pair) for pair in zip(names, troubles, strict=True)]
+
+
+def local_python() -> PythonInfo:
+    """Return the versions of this Python, from a new process, as this process may not load MPI.
+
+    Raises:
+        LabkitError: mpi4py finds no library, or labkit cannot be imported.
+    """
+    result = _run_probe([], 4 * LIMIT)
+    if (info := _parse(result.stdout)) is None:
+        raise LabkitError(f"this Python does not start MPI: {_last(result)}")
+    return info
+
+
+def _trouble(host: str, reach: Sequence[str], local: PythonInfo) -> str:
+    try:
+        result = _run_probe(reach, LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"{host} did not answer within {LIMIT:.0f} s"
+    except OSError as error:
+        return f"{host} cannot be asked: {reach[0]}: {error.strerror}"
+    if result.returncode == _NOT_REACHED:
+        return f"{host} cannot be reached by {Path(reach[0]).name}: {_last(result)}"
+    if result.returncode in _NO_COMMAND:
+        return f"{host} has no {sys.executable}: labkit's Python must be at the same path there"
+    remote = _parse(result.stdout)
+    if remote is None:
+        return f"{host} cannot import labkit by {sys.executable}: {_last(result)}"
+    if remote.labkit != local.labkit or remote.source != local.source:
+        versions = f"{remote.labkit}, and this is {local.labkit}"
+        what = versions if remote.labkit != local.labkit else f"{local.labkit} from another source"
+        return f"{host} has labkit {what}: install the same on all hosts"
+    if remote.mpi != local.mpi:
+        return (
+            f"{host} works with {remote.mpi}, and this host with {local.mpi}: use one on all hosts"
+        )
+    return ""
+
+
+def _run_probe(reach: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+    chosen = [f"{name}={os.environ[name]}" for name in OF_MPI if name in os.environ]
+    words = ["env", *chosen, sys.executable, "-P", "-m", "labkit.hosts.host_probe"]
+    return subprocess.run(
+        # The words are joined, because ssh passes a single command line to a shell.
+        [*reach, shlex.join(words)] if reach else words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=limit,
+    )
+
+
+def _parse(output: str) -> PythonInfo | None:
+    lines = [line for line in output.splitlines() if line.startswith(_MARK)]
+    return PythonInfo(*json.loads(lines[-1].removeprefix(_MARK))) if lines else None
+
+
+def _last(result: subprocess.CompletedProcess[str]) -> str:
+    lines = (result.stderr or result.stdout).strip().splitlines()
+    return lines[-1].strip() if lines else f"exit code {result.returncode}"
+
+
+def _describe_python() -> PythonInfo:
+    """Return the versions that this process uses."""
+    import mpi4py
+
+    import labkit
+    from labkit.common.paths import fingerprint
+
+    # MPI reports its version without initialization, which fails in some libraries outside of a
+    # job.
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    maps = Path("/proc/self/maps")
+    loaded = [line.split()[-1] for line in maps.read_text().splitlines()] if maps.exists() else []
+    path = next((file for file in loaded if Path(file).name.startswith("libmpi.")), "")
+    return PythonInfo(
+        labkit.__version__, fingerprint(), MPI.Get_library_version().split(",")[0].strip(), path
+    )
+
+
+if __name__ == "__main__":
+    print(_MARK + json.dumps(_describe_python()))

@@ -1,0 +1,101 @@
+"""The progress display of a sweep: one line per ended member; in a terminal also a live line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from typing import TextIO
+
+from labkit.common.terminal import plain
+from labkit.common.units import duration_text
+from labkit.jobs.sweep.plan import SweepMember
+
+LINE_EVERY = 0.5  # seconds between two updates of the changing line
+
+
+class SweepScreen:
+    """A display of completed and running members of a sweep, and of the estimated remaining time.
+
+    Args:
+        total: Number of members of the sweep.
+        done: Number of members that earlier commands completed.
+        stream: Output stream; default: standard error.
+    """
+
+    def __init__(self, total: int, done: int, stream: TextIO | None = None) -> None:
+        self.total, self.states = total, Counter({"completed": done})
+        self._stream = stream or sys.stderr
+        self._spent: list[float] = []
+        self._line = self._stream.isatty()
+        self._shown_at = 0.0
+
+    def ended(
+        self, member: SweepMember, state: str, cause: str | None, spent: float, remaining: str
+    ) -> None:
+        """Print that a sweep member has ended: its state, duration and cause."""
+        self.states[state] += 1
+        self._spent.append(spent)
+        number = sum(self.states.values())
+        reason = f": {cause}" if cause else ""
+        # In a terminal, the changing line already shows the remaining time.
+        ending = "" if self._line or not remaining else f"; {remaining}"
+        self._clear()
+        width = len(str(self.total))
+        print(
+            plain(
+                f"[{number:{width}}/{self.total}] {member.folder}  {state} in "
+                f"{duration_text(spent)}{reason}{ending}"
+            ),
+            file=self._stream,
+            flush=True,
+        )
+
+    def tick(self, running: dict[str, float], remaining: str) -> None:
+        """In a terminal, show the running members and their durations, at most twice a second."""
+        if not self._line or time.monotonic() - self._shown_at < LINE_EVERY:
+            return
+        self._shown_at = time.monotonic()
+        names = ", ".join(f"{name} ({duration_text(spent)})" for name, spent in running.items())
+        parts = [f"{self.states['completed']} of {self.total} completed"]
+        parts += [f"{self.states['failed']} failed"] if self.states["failed"] else []
+        parts += [remaining] if remaining else []
+        parts += [f"running: {names}"] if names else []
+        text = " · ".join(parts)
+        # The text is one column shorter than the terminal: a full line would wrap, and only its
+        # last row could be erased.
+        width = shutil.get_terminal_size().columns - 1
+        self._clear()
+        print(plain(text)[:width], end="", file=self._stream, flush=True)
+
+    def remaining_time(self, waiting: int, running: dict[str, float], abreast: int) -> str:
+        """Estimate a sweep's remaining time from the mean duration of ended members.
+
+        Args:
+            waiting: Number of sweep members that have not started.
+            running: Seconds since the start of each running member, by folder.
+            abreast: Number of sweep members that run at the same time.
+
+        Returns:
+            A phrase; "" if no member has ended or none remains.
+        """
+        if not self._spent or not (waiting or running):
+            return ""
+        typical = sum(self._spent) / len(self._spent)
+        # A running member that exceeds the mean duration counts as about to end.
+        rest = typical * waiting + sum(max(typical - seconds, 0) for seconds in running.values())
+        return f"about {duration_text(max(rest / abreast, 1))} left"
+
+    def say(self, text: str) -> None:
+        """Print a message on its own line."""
+        self._clear()
+        print(plain(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Erase the changing line."""
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._line:
+            print("\r\x1b[2K", end="", file=self._stream, flush=True)

@@ -1,0 +1,76 @@
+"""Conversion of records of schema 1 to the present names of fields and classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.common.canonical_json import SCHEMA
+from labkit.common.renamed import (
+    Fields,
+    Names,
+    rename_classes,
+    rename_keys,
+    rename_network,
+    rename_slowdowns,
+)
+
+EXPERIMENT: Names = {
+    "steps": "steps_per_epoch",
+    "slow": "stragglers",
+    "bad_numbers": "on_nonfinite",
+    "check_every": "replica_check_interval",
+    "feed": "input_mode",
+    "capacities": "batch_weights",
+    "shards": "data_partition",
+    "gate": "verify",
+}
+VIRTUAL_CLOCK: Names = {
+    "compute": "compute_time",
+    "later": "message_delays",
+    "order": "update_order",
+    "lost": "worker_failures",
+}
+METRICS: Names = {"bad_numbers": "nonfinite", "stretches": "membership_history"}
+TABLES: Names = {"compression_stats": "microscope", "update_log": "interleaving"}  # new -> former
+
+
+def with_names_of_today(file: str, record: Fields) -> Fields:
+    """Return a record of schema 1 with the present names of its fields and classes.
+
+    Args:
+        file: Name of the record's file, such as "experiment.json".
+        record: Fields of the record under the names with which they were written.
+    """
+    if file == "experiment.json":
+        return rename_experiment(record)
+    if file == "metrics.json":
+        record = rename_keys(record, METRICS)
+        return (
+            record | {"network": rename_network(record["network"])}
+            if "network" in record
+            else record
+        )
+    return record
+
+
+def rename_experiment(record: Fields) -> Fields:
+    """Return the fields of an experiment under their present names."""
+    fields = rename_keys(record, EXPERIMENT)
+    if "schema" in fields:
+        fields["schema"] = SCHEMA
+    defaults: tuple[Any, ...] = (None, [], [], [])  # values of omitted fields
+    virtual = {
+        new: fields.pop(old, default)
+        for (old, new), default in zip(VIRTUAL_CLOCK.items(), defaults, strict=True)
+    }
+    if isinstance(virtual.get("compute_time"), dict):
+        names = {"law": "distribution", "spread": "sigma", "values": "trace"}
+        virtual["compute_time"] = rename_keys(virtual["compute_time"], names)
+    if fields.get("clock") == "virtual":
+        fields["virtual"] = virtual
+    if "stragglers" in fields:
+        fields["stragglers"] = rename_slowdowns(fields["stragglers"])
+    for name, rename in (("network", rename_network), ("strategy", rename_classes)):
+        if name in fields:
+            fields[name] = rename(fields[name])
+    return fields

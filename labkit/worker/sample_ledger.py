@@ -1,0 +1,57 @@
+"""A log of the samples on which a rank trains, in a file that survives a crash of the rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
+from labkit.records.ledger import SUFFIX, SampleRecord, encode_entry, hashes
+
+
+class SampleLedger(keras.callbacks.Callback, Hook):
+    """Writes a hash of each sample that enters the training step, see `labkit.records.ledger`.
+
+    Use this callback in `Experiment(callbacks=…)` with `AllReduce`. Its cost is about 1 µs per
+    sample and one file write per step.
+
+    Args:
+        folder: Folder in which each rank writes a file.
+    """
+
+    name: ClassVar[str] = "ledger"
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(Path(folder) / f"{os.getpid()}{SUFFIX}", flags, 0o600)
+
+    def set_model(self, model: Any) -> None:
+        """Install the hook that reads the batches of the training step."""
+        super().set_model(model)
+        hooks_of(model).add_hook(self)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Remove the hook from the training step."""
+        hooks_of(self.model).remove_hooks(self.name)
+
+    def train_step(self, inner: Any, rows: Rows, data: Batch) -> Logs:
+        """Write the hashes of a batch before its step, so that they survive a failed step."""
+        written = tf.numpy_function(self._write, keras.tree.flatten(data), tf.bool)
+        with tf.control_dependencies([written]):
+            logs: Logs = inner(data)
+        return logs
+
+    def _write(self, *leaves: np.ndarray) -> bool:
+        optimizer = self.model.optimizer
+        ranks, step = optimizer.exchange.communicator, int(optimizer._iterations.numpy())
+        failures = ranks.deaths + len(ranks.lost)
+        os.write(
+            self._file, encode_entry(SampleRecord(step, ranks.number, failures, hashes(leaves)))
+        )
+        return True
