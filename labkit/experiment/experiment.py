@@ -87,7 +87,7 @@ class Experiment(Checked):
         metrics: Names of Keras metrics; default: by the task.
         precision: Keras dtype policy.
         input_mode: "shard": each rank reads its rows; "scatter": rank 0 reads and scatters them.
-        batch_weights: Relative share of each batch, one number per rank; default: equal shares.
+        batch_weights: Relative share of each batch, one number per worker; None: equal shares.
         data_partition: Samples of each worker: "iid"; "by_label" (sorted by label, then cut); or
             "dirichlet(0.3)", label shares drawn with this concentration (Hsu 2019, arXiv
             1909.06335). Unless it is "iid", each worker keeps and shuffles its own samples.

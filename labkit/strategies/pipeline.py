@@ -29,10 +29,10 @@ class Pipeline(Staged):
     r"""Each rank holds contiguous layers (stages), through which micro-batches of a batch pass.
 
     With \(b_i\) of B rows in micro-batch i, \(g = \sum_i \frac{b_i}{B} g_i\): the gradient of the
-    whole batch, with any schedule. Several pipelines (replicas) share a batch and average the
-    gradients of each stage. The layers of a stage may be sliced over several ranks, as
-    `TensorParallel` slices a model. The number of workers is replicas × stages × slices; ranks with
-    consecutive numbers share a stage.
+    whole batch, with any schedule but pipedream, which updates per micro-batch.
+    Several pipelines (replicas) share a batch and average the gradients of each stage. The layers
+    of a stage may be sliced over several ranks, as `TensorParallel` slices a model. The number
+    of workers is replicas × stages × slices; ranks with consecutive numbers share a stage.
 
     Args:
         schedule: A name of `labkit.schedules.PIPELINE`. "pipedream" updates weights after each
