@@ -240,7 +240,7 @@ GIVEN: dict[str, tuple[Any, str]] = {
     "dataset itself": (Sequence(), "give a function that returns it"),
     "generator": (rows, "rows is a generator"),
     "function of a seed": (asks, "asks is called without arguments"),
-    "function for a named model": (lambda: None, "give a callable that returns a keras.Model"),
+    "function for a named model": (lambda: None, "use a callable that returns a keras.Model"),
 }
 
 
