@@ -77,9 +77,9 @@ class Cluster:
     without changes.
 
     Args:
-        workers: Number of ranks without spares; default: 2, or the total number of slots of the
-            hosts.
-        threads: Number of TensorFlow's threads in each rank, which is fixed when an engine starts.
+        workers: Number of ranks without spares; default: 2, or with `hosts` one rank for each slot
+            of the hosts.
+        threads: Number of TensorFlow threads of each rank, which is fixed when an engine starts.
         name: Name of the cluster. The default depends on the numbers of ranks and threads, the
             interpreter, the versions of labkit and TensorFlow, and the environment of the engines.
             All notebook runs of a sweep share another default name. A cluster claims warm engines
@@ -89,7 +89,7 @@ class Cluster:
             `labkit.common.timeouts`.
         hosts: Names of hosts with the number of ranks of each, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
-        nodes: Number of Slurm nodes.
+        nodes: Number of Slurm nodes; default: inside a job all nodes of the job, otherwise 1.
         fault_tolerant: Whether a run survives the death of a rank. Synchronous data parallel
             training continues on the surviving ranks. With other strategies, and before or after
             training, the engines restart, and the run resumes from its newest checkpoint or,
@@ -103,8 +103,9 @@ class Cluster:
             and without a key. Every user of the network could then start programs as you. Needed
             where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
             pidfd_getfd. LABKIT_TRUSTED_NETWORK=1 has the same effect.
-        oversubscribe: Whether to start more ranks on this machine than 8 for each core, or than fit
-            into its free memory at 0.7 GiB each. The total memory stays a limit.
+        oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
+            than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
+            total memory are always refused.
         more: Further options of the start, see `labkit.cluster.start.Start`. `launch_command` is
             "mpiexec" or "srun", which starts ranks in a job. `map_by="slot"` fills one host after
             the other; "node" assigns ranks to hosts round-robin. `options` are arguments of salloc
@@ -225,7 +226,11 @@ class Cluster:
         self._engines.end()
 
     def rebuild(self, stuck: list[int]) -> None:
-        """Restart the engines as `restart` does, but keep the variables of ranks that answer."""
+        """Restart all engines, and restore the variables of the ranks that still answer.
+
+        Args:
+            stuck: Ranks whose variables are not read, because the ranks no longer answer.
+        """
         with self._lock:
             if self._client is not None and self.how_ended() is None:
                 grace = Limits.of(self.timeout).grace
@@ -266,15 +271,15 @@ class Cluster:
         """Run an experiment to its end and return its record.
 
         Args:
-            experiment: The experiment, whose workers must not exceed the ranks.
+            experiment: The experiment, whose `ranks` must not exceed those of the cluster.
             show: Whether to show progress: a line in a terminal, a panel with a stop button in
                 JupyterLab.
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
                 such as "30s".
-            resume: True: continue the newest interrupted or failed run of the same experiment, in
-                its record and bit for bit from its checkpoint; without such a run, start a new run.
-                A run, or its folder: start a new run with this run's weights, optimizer state and
-                data position. Number of workers and split of the model may differ.
+            resume: True: continue the newest interrupted or failed run of the same experiment from
+                its checkpoint, in the same record and with the same bits; without such a run, start
+                a new one. A run, or its folder: start a new run with that run's weights, optimizer
+                state and data position, on any number of workers and with any split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its

@@ -32,8 +32,8 @@ class PredictionSpec:
     strategy: Strategy
     workers: int
     blocks: int | None = None
-    widest: None = None
-    planes: None = None
+    max_slices: None = None
+    grid_layers: None = None
     time_steps: None = None
     epoch_steps: None = None
     batch_size: int = sys.maxsize  # a prediction has no training batch
@@ -87,7 +87,7 @@ def plan_prediction(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     values = {name: trained[name] for name in fields}  # the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    if not chosen.plays:  # in a program, each worker has the whole model
+    if not chosen.uses_programs:  # in a program, each worker has the whole model
         chosen.check(prediction)
     return prediction
 

@@ -88,7 +88,7 @@ class RestartPolicy:
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
                 # Step numbers in checkpoints of programs are sums over all workers.
-                total = sum if self.experiment.plays else max
+                total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}
             if "rebuild" in seconds and "prepare" not in seconds:

@@ -37,8 +37,8 @@ def validate_checkpoint(
     options = {"checkpoint": checkpoint, "resume": resume}
     if not (given := {k: v for k, v in options.items() if v is not None and v is not False}):
         return None
-    kind, plays = type(experiment.strategy), experiment.plays
-    if plays:
+    kind, uses_programs = type(experiment.strategy), experiment.uses_programs
+    if uses_programs:
         resumable = experiment.strategy.replica_cut == 1 and not experiment.faults
     else:
         resumable = kind.resumable
@@ -48,9 +48,9 @@ def validate_checkpoint(
         allowed = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.resumable)
         raise InvalidInput(
             f"{text}: {kind.__name__} on clock={experiment.clock!r} trains "
-            f"{'by programs with a split model or injected faults' if plays else why}, whose state "
-            f"cannot be saved; allowed on clock='wall': {allowed}; on both clocks all programs "
-            "with whole replicas and without faults"
+            f"{'by programs with a split model or injected faults' if uses_programs else why}, "
+            f"whose state cannot be saved; allowed on clock='wall': {allowed}; on both clocks all "
+            "programs with whole replicas and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(
@@ -147,7 +147,7 @@ def _require_fit(experiment: Experiment, state: Resume, name: str) -> None:
             f"resume={name!r} is of clock={clock!r}, whose state differs from that of "
             f"clock={experiment.clock!r}; resume on the same clock"
         )
-    if experiment.plays:
+    if experiment.uses_programs:
         _require_same_experiment(experiment, state)
     else:
         _require_remaining_epochs(experiment, state)

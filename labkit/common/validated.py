@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from labkit.common.errors import InvalidInput, short
 from labkit.common.nearest import hint, listed, literal_strings
@@ -27,6 +29,19 @@ class _WithoutInherited(ModelMetaclass):
         ]
 
 
+class _Default:
+    """The default value of a field, as a signature displays it."""
+
+    def __init__(self, field: FieldInfo) -> None:
+        self._value = field.get_default(call_default_factory=True)
+
+    def __repr__(self) -> str:
+        value = self._value
+        if isinstance(value, Checked) and value == type(value).model_construct():
+            return f"{type(value).__name__}()"
+        return repr(value)
+
+
 class Checked(BaseModel, metaclass=_WithoutInherited):
     """An immutable pydantic model whose constructor raises `InvalidInput` for invalid values.
 
@@ -37,6 +52,21 @@ class Checked(BaseModel, metaclass=_WithoutInherited):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Make `help()` display fields and defaults, without the types that pydantic works with."""
+        parameters = [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY
+                if f.kw_only is not False
+                else Parameter.POSITIONAL_OR_KEYWORD,
+                default=Parameter.empty if f.is_required() else _Default(f),
+            )
+            for name, f in cls.model_fields.items()
+        ]
+        cls.__signature__ = Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __init__(self, *given: Any, **fields: Any) -> None:
         """Validate the fields.

@@ -51,7 +51,7 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
         return Choice("mpi", "one rank alone has nothing to add up")
     if algorithm != "auto":
-        return Choice(algorithm, "as asked for")
+        return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
         return _simulated(communicator, nbytes)  # all ranks get the same result
     if not dense:

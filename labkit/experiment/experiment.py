@@ -50,54 +50,67 @@ class Experiment(Checked):
     """The definition of a run: model, data, strategy, workers, network and training options.
 
     Args:
-        name: Label of the runs; default: made of model, data set, strategy and workers.
+        name: Label of the runs; default: model, data set, strategy and number of workers.
         model: Name in `labkit.models.MODELS`, or a callable that returns a Keras model. If the
-            callable compiles the model, its loss, metrics and optimizer are used.
+            callable compiles the model, the experiment uses this loss, metrics and optimizer.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
-        dataset: Name in `labkit.datasets.DATASETS`; arrays `(x, y)`; a callable that returns a
-            `tf.data.Dataset` of samples or batches; the path of an .npz, .csv or .parquet file, of
-            a folder of images by class, or of a saved Hugging Face data set; or `hf:NAME`.
+        dataset: Name in `labkit.datasets.DATASETS`; arrays `(x, y)`; or a callable that returns a
+            `tf.data.Dataset` of samples or batches. A text may also be the path of an .npz, .csv
+            or .parquet file, of a folder with one subfolder of images for each class, or of a
+            saved Hugging Face data set; `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
-        validation: Held-out arrays, or a callable; a named data set has its own test rows.
-        strategy: The training method: a strategy object, or its name.
-        workers: Number of workers (model replicas, or ranks that share one model).
-        threads: TensorFlow threads of each rank.
-        network: A `Network`, or its name, to emulate; None: the real network.
-        clock: "wall": real time on MPI ranks; "virtual": one process computes all gradients, and
-            compute and message times are modelled.
+        validation: Test data of another data set than a named one: arrays `(x, y)`, or a callable.
+            A named data set has its own test rows.
+        strategy: The training method: a strategy object such as `Pipeline()`, or the name of a
+            strategy in `labkit.strategies.STRATEGIES`.
+        workers: Number of workers: model replicas, or ranks that share one model.
+        threads: Number of TensorFlow threads of each rank.
+        network: Network to emulate: a `Network`, or a name in `labkit.network.PRESETS`; None: ranks
+            use the real network without delays.
+        clock: "wall": MPI ranks train in real time. "virtual": one process computes the gradients
+            of all workers, and a model supplies the times of computations and messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
-        stragglers: A dict worker -> `Slowdown`, or worker -> factor on its compute times.
-        faults: A `Fault`, or a list of them, to inject.
-        on_nonfinite: Action on a gradient with infinite or NaN elements: "stop" raises an error
-            with step, rank and layer; "skip" skips the step on all ranks (on servers: the one
-            gradient); "clip" sets the elements to 0; None: no check, which saves one pass over
-            all gradients. Loss scaling (precision="mixed_float16") handles its own overflows.
-        replica_check_interval: Steps between two comparisons of the replicas' weights; 0: none.
-        checksums: Whether labkit adds a checksum to each message that it sends itself.
-        epochs: Passes over the data.
-        steps_per_epoch: Maximum steps of an epoch; None: all data.
-        batch_size: Samples of one step, over all ranks together.
+        stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
+            1 that multiplies the worker's compute times.
+        faults: A `Fault`, or a list of faults, to inject into the run.
+        on_nonfinite: Action on a gradient with infinite or NaN elements. "stop" raises an error
+            with step, rank and layer. "skip" omits the update on all ranks; a parameter server
+            omits only the affected gradient. "clip" sets these elements to 0. None: no check,
+            which saves one pass over all gradients. Loss scaling of precision="mixed_float16"
+            handles overflows in any case.
+        replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
+            comparison.
+        checksums: Whether labkit adds a checksum to each message between ranks.
+        epochs: Number of passes over the training data.
+        steps_per_epoch: Maximum number of steps of an epoch; None: all training data.
+        batch_size: Number of samples of one step, summed over all workers.
         optimizer: Name of a Keras optimizer.
-        optimizer_options: Its other arguments, such as `{"momentum": 0.9}`.
-        learning_rate: Learning rate of one worker; None: the optimizer's default.
-        learning_rate_scaling: "linear" multiplies the rate by the number of workers, "sqrt" by its
-            square root.
-        warmup_epochs: Epochs over which the rate grows from one worker's to the scaled rate.
-        loss: Name of a Keras loss; default: by the task.
-        metrics: Names of Keras metrics; default: by the task.
+        optimizer_options: Arguments of the optimizer, such as `{"momentum": 0.9}`.
+        learning_rate: Learning rate for one worker, to which `learning_rate_scaling` applies; None:
+            the optimizer's default.
+        learning_rate_scaling: Factor on the learning rate: "none": 1; "linear": the number of
+            workers; "sqrt": the square root of the number of workers.
+        warmup_epochs: Number of first epochs in which the learning rate grows linearly from
+            `learning_rate` to the scaled rate.
+        loss: Name of a Keras loss; None: cross-entropy for classes, mean squared error for amounts.
+        metrics: Names of Keras metrics; None: accuracy for classes, mean absolute error for
+            amounts.
         precision: Keras dtype policy.
-        input_mode: "shard": each rank reads its rows; "scatter": rank 0 reads and scatters them.
-        batch_weights: Relative share of each batch, one number per worker; None: equal shares.
-        data_partition: Samples of each worker: "iid"; "by_label" (sorted by label, then cut); or
-            "dirichlet(0.3)", label shares drawn with this concentration (Hsu 2019, arXiv
-            1909.06335). Unless it is "iid", each worker keeps and shuffles its own samples.
-        callbacks: A callable that returns a list of Keras callbacks for each rank.
-        seed: Seed of weights and shuffling.
+        input_mode: "shard": each rank reads its own rows. "scatter": rank 0 reads all rows and
+            sends each rank its rows by MPI scatter.
+        batch_weights: Relative share of the batch for each worker; None: equal shares.
+        data_partition: Distribution of the samples over workers. "iid": all workers draw from all
+            samples. "by_label": samples sorted by label, then cut. "dirichlet(0.3)": label shares
+            from a Dirichlet distribution of this concentration (Hsu 2019, arXiv 1909.06335). Unless
+            it is "iid", each worker shuffles only its own samples.
+        callbacks: A callable that returns a list of Keras callbacks; each rank calls it once.
+        seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
-        verify: Whether to compare the run with one process before its speed is reported.
+        verify: Whether the equivalence check compares the run with one process first; figures show
+            no speed of a run that fails it.
 
     Raises:
-        InvalidInput: A value is impossible, or does not fit the others; no rank has started.
+        InvalidInput: A value is impossible, or conflicts with another; no rank has started.
     """
 
     name: str = ""
@@ -272,7 +285,7 @@ class Experiment(Checked):
                 raise InvalidInput(
                     f"{field}={unknown} with workers={self.workers}; give 0 to workers - 1"
                 )
-        if self.callbacks is not None and self.plays:
+        if self.callbacks is not None and self.uses_programs:
             raise InvalidInput(
                 "callbacks follow the steps of one model, but workers of programs (servers, or "
                 "clock='virtual') have weights of their own; remove callbacks"
@@ -312,9 +325,12 @@ class Experiment(Checked):
             )
 
     @property
-    def plays(self) -> bool:
-        """Whether programs of actions train it: parameter servers, or any virtual clock."""
-        return self.clock == "virtual" or self.strategy.plays
+    def uses_programs(self) -> bool:
+        """Whether programs of send, receive and update actions train the model.
+
+        This holds for parameter servers, and for every strategy on the virtual clock.
+        """
+        return self.clock == "virtual" or self.strategy.uses_programs
 
     @property
     def failed_workers(self) -> list[int]:
@@ -354,12 +370,12 @@ class Experiment(Checked):
         return models.blocks(self.model, self.model_options)
 
     @property
-    def widest(self) -> int | None:
-        """Units of the widest layer that tensor parallelism can slice; None if only ranks know."""
+    def max_slices(self) -> int | None:
+        """Units of the widest layer that can be sliced; None if model or data set has no name."""
         if not isinstance(self.model, str) or not isinstance(self.dataset, str):
             return None
         shapes = datasets.check(self.dataset, self.dataset_options)
-        return models.widest(self.model, self.model_options, shapes)
+        return models.max_slices(self.model, self.model_options, shapes)
 
     @property
     def rows(self) -> int | None:
@@ -372,14 +388,14 @@ class Experiment(Checked):
 
     @property
     def epoch_steps(self) -> int | None:
-        """Steps of an epoch; None if only ranks know."""
+        """Number of steps of an epoch; None for a callable data set without `steps_per_epoch`."""
         if self.rows is None:
             return self.steps_per_epoch
         return min(-(-self.rows // self.batch_size), self.steps_per_epoch or self.rows)
 
     @property
     def time_steps(self) -> int | None:
-        """Time steps of a sample for a recurrent model; None if only ranks know.
+        """Number of time steps of a sample of a recurrent model; None for a callable data set.
 
         Raises:
             InvalidInput: The model is named and not recurrent.
@@ -394,8 +410,8 @@ class Experiment(Checked):
         return steps[0] if steps else None
 
     @property
-    def planes(self) -> list[GridLayer] | None:
-        """Layers of a named model as `SpatialParallel` divides them; None if only ranks know.
+    def grid_layers(self) -> list[GridLayer] | None:
+        """Layers that `SpatialParallel` divides; None if model or data set has no name.
 
         Raises:
             InvalidInput: The model cannot be divided over a grid.
@@ -403,7 +419,7 @@ class Experiment(Checked):
         if not isinstance(self.model, str) or not isinstance(self.dataset, str):
             return None
         shapes = datasets.check(self.dataset, self.dataset_options)
-        return models.planes(self.model, self.model_options, shapes)
+        return models.grid_layers(self.model, self.model_options, shapes)
 
     @cached_property
     def hash8(self) -> str:

@@ -63,10 +63,10 @@ def check(experiment: Experiment) -> None:
 def _validate_skip(experiment: Experiment, name: str) -> None:
     strategy = experiment.strategy
     by_priority = isinstance(strategy, AllReduce) and strategy.schedule == "priority"
-    is_cut = experiment.plays and strategy.replica_cut != 1
+    is_cut = experiment.uses_programs and strategy.replica_cut != 1
     asynchronous = isinstance(strategy, Staged) and not strategy.exact
     if experiment.on_nonfinite == "skip" and (
-        is_cut or (not experiment.plays and (by_priority or asynchronous))
+        is_cut or (not experiment.uses_programs and (by_priority or asynchronous))
     ):
         raise InvalidInput(
             f"on_nonfinite='skip': {name} updates some layers before the others have their "
@@ -76,13 +76,13 @@ def _validate_skip(experiment: Experiment, name: str) -> None:
 
 def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
     # In programs, the rank of a fault is the number of a worker.
-    ranks = experiment.workers if experiment.plays else experiment.ranks
+    ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(
             f"faults: {name} trains in separate processes, where labkit cannot inject faults; use "
             "another strategy"
         )
-    if experiment.plays and experiment.strategy.replica_cut != 1:
+    if experiment.uses_programs and experiment.strategy.replica_cut != 1:
         raise InvalidInput(
             f"faults: {name} cuts the model of a worker into parts, where labkit cannot inject "
             "faults; use stages=1 and no grid"

@@ -14,18 +14,24 @@ from labkit.network import ComputeTime
 class VirtualClock(Checked):
     """Modelled compute times, message delays and failures of an experiment on the virtual clock.
 
-    On the virtual clock one process computes the real gradients of all workers, while this object
-    and the network model say how long each computation and each message takes.
+    On the virtual clock one process computes the real gradients of all workers. This object
+    supplies the duration of each computation, and the network model that of each message.
+
+    Workers, servers and steps are numbered from 0. A time is a number of seconds, or a text such as
+    "5ms".
 
     Args:
-        compute_time: Time of one gradient: a `ComputeTime`, seconds, or a list of seconds; None:
-            measured once, before training.
-        message_delays: Tuples (worker, step, seconds); the gradient of that worker and step arrives
-            so much later.
+        compute_time: Time of one gradient: a `ComputeTime`; a constant time; or a list of the times
+            of successive steps, which repeats cyclically. None: the time is measured once, before
+            training.
+        message_delays: Tuples (worker, step, seconds): the gradient of this worker and step arrives
+            this many seconds later than the network model says.
         update_order: Tuples (server, worker, step): the order in which servers apply gradients;
             empty: the order of arrival over the network.
-        worker_failures: A dict worker -> seconds, or tuples (worker, seconds): the worker fails at
-            that time and loses its unfinished work. Asynchronous servers continue without it.
+        worker_failures: A dict of worker -> seconds, or tuples (worker, seconds): the worker fails
+            this many seconds after the start and loses its unfinished work. Training continues
+            without failed workers on asynchronous servers, and on synchronous servers with enough
+            backup workers.
 
     Example:
         >>> VirtualClock(compute_time=0.01, worker_failures={1: 2.5}).worker_failures

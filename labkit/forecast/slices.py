@@ -180,7 +180,7 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
     Raises:
         InvalidInput: The shapes of the model's layers are unknown.
     """
-    planes, machines = query.experiment.planes, grid[0] * grid[1]
+    planes, machines = query.experiment.grid_layers, grid[0] * grid[1]
     if planes is None:
         raise InvalidInput(
             "a grid has a forecast only for named models and data sets, whose tile borders are "
@@ -263,7 +263,7 @@ def _slowest_wait(query: Query, rows: float, parts: Mapping[str, float]) -> floa
 
 def _tile_shares(query: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
     """Yield (fraction, layer): the maximum fraction of the layer's values on one machine."""
-    planes = {grid_plane.name: grid_plane for grid_plane in query.experiment.planes}
+    planes = {grid_plane.name: grid_plane for grid_plane in query.experiment.grid_layers}
     for layer in query.model.layers:
         plane, share = planes.get(layer.name), 1 / (grid[0] * grid[1])
         if plane is not None:

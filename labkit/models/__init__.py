@@ -9,10 +9,10 @@ from labkit.models.named_models import (
     build,
     check,
     check_recurrent,
-    planes,
+    grid_layers,
+    max_slices,
     task_loss,
     task_metrics,
-    widest,
 )
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "build",
     "check",
     "check_recurrent",
-    "planes",
+    "grid_layers",
+    "max_slices",
     "task_loss",
     "task_metrics",
-    "widest",
 ]

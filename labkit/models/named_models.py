@@ -91,15 +91,15 @@ def blocks(name: str, options: Mapping[str, object]) -> int | None:
     return check(name, options).blocks
 
 
-def widest(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
+def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
     """Return the largest number of slices of any layer; None if only ranks know the number.
 
     Raises InvalidInput in the same cases as `check`.
     """
-    return check(name, options, data).widest(_shapes(data))
+    return check(name, options, data).max_slices(_shapes(data))
 
 
-def planes(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
+def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
     """Return a model's layers from input to loss, as a grid of machines would divide them.
 
     Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as

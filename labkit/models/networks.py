@@ -29,7 +29,7 @@ class LinearOptions(ModelOptions):
         """The number of layers: a Flatten, and the Dense layer of scores."""
         return 2
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the number of scores, the units of the only Dense layer."""
         return shapes.outputs
 
@@ -53,7 +53,7 @@ class MlpOptions(ModelOptions):
         # A Dropout counts as a layer, because a pipeline may cut the model before and after it.
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the units of the widest hidden layer, or the number of scores."""
         # The argument 1 gives `max` two arguments in a model without hidden layers.
         return max(*self.widths, shapes.outputs, 1)
@@ -94,7 +94,7 @@ class CnnOptions(ModelOptions):
         """The number of layers: convolutions, pooling, Flatten, hidden layer, and scores."""
         return len(self.filters) + 4
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the largest number of filters, hidden units or scores."""
         return max(*self.filters, self.dense, shapes.outputs)
 
@@ -123,7 +123,7 @@ class RnnOptions(ModelOptions):
         """The number of layers: the input layer, the recurrent layers, and the scores."""
         return self.layers + 2
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the number of scores, because recurrent layers cannot be sliced."""
         return shapes.outputs
 
@@ -162,7 +162,7 @@ class LocallyConnectedOptions(ModelOptions):
             size = (size - 1) * self.stride + self.kernel
         return size
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the number of scores, because unshared kernels cannot be sliced."""
         return shapes.outputs
 

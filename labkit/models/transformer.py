@@ -37,7 +37,7 @@ class TransformerOptions(ModelOptions):
         """The number of pipeline blocks: embedding, two per layer, last norm, and scores."""
         return 2 * self.layers + 3
 
-    def widest(self, shapes: Shapes) -> int:
+    def max_slices(self, shapes: Shapes) -> int:
         """Return the largest of the numbers of words, positions, hidden units and heads."""
         return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
 

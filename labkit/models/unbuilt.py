@@ -36,7 +36,7 @@ class ModelOptions(Options):
         """The number of pipeline blocks of the built model; None: unknown before the build."""
         return None
 
-    def widest(self, shapes: Shapes) -> int | None:
+    def max_slices(self, shapes: Shapes) -> int | None:
         """Return the largest number of units, filters, words or heads of a layer; None: unknown."""
         return None
 

@@ -98,7 +98,7 @@ def relative_compute_times(slow: Mapping[int, Slowdown], workers: int) -> list[f
 
 
 class Network(Checked):
-    """A network that labkit emulates between processes, or simulates.
+    """A model of a network, which labkit emulates between processes or simulates.
 
     Args:
         latency: Seconds between the departure and the arrival of a byte, or a text such as "5ms".
@@ -107,17 +107,17 @@ class Network(Checked):
             the number of the message; default: 0.
         seed: The random seed of jitter and slowdowns; default: 0.
         hosts: The list of ranks of each host, or the number of ranks per host. The ranks of a host
-            share its uplink of `bandwidth`; default: no hosts, one switch.
-        host_latency, host_bandwidth: Latency and bandwidth inside a host; default: those of the
-            network.
+            share its uplink of `bandwidth`; default: each rank has its own link to one switch.
+        host_latency, host_bandwidth: Latency in seconds and bandwidth in bytes/s between ranks of
+            one host; default: `latency` and `bandwidth`.
         links: A directed graph instead of a switch: a mapping of (source, destination) to bytes/s.
-            A message takes the route of the fewest hops; of several such routes, that through the
-            lowest ranks.
+            A message takes the route with the fewest hops. Of several such routes it takes the one
+            through the lowest ranks.
         stragglers: Slow ranks: a mapping of rank to `Slowdown`, or to a factor on both compute and
             transfer times; default: none.
         sharing: How messages share a link: "fair", max-min fair as TCP approximately does, or
             "fifo", one message at a time at full bandwidth; default: "fair".
-        name: The name of the network in figures.
+        name: The name of the network in figures; default: empty.
     """
 
     latency: Seconds

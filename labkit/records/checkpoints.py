@@ -46,11 +46,12 @@ class Checkpoint(Checked):
 
     Args:
         every: Number of steps between checkpoints, or a time such as "30s", "5min", "1h"; default:
-            30 s. Programs count the steps of all workers together. With an interval of fewer than
-            three steps, some checkpoints are skipped.
-        max_to_keep: Number of checkpoints that stay on disk, the newest ones; default: 2.
-        mtbf: Mean time between failures in seconds, or a text such as "6h", from which the interval
-            follows; default: None, which means that `every` counts.
+            30 s. With parameter servers, and on the virtual clock, the steps of all workers are
+            counted together. With an interval of fewer than three steps, some checkpoints are
+            skipped. Give either `every` or `mtbf`.
+        max_to_keep: Number of newest checkpoints that stay on disk; default: 2.
+        mtbf: Mean time between failures in seconds, or a text such as "6h", from which labkit
+            computes the interval; default: None, which means that `every` is the interval.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
     1974. J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,

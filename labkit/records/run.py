@@ -41,7 +41,12 @@ KEY_METRICS = (
 @refuse_former_attributes
 @dataclass(frozen=True)
 class Run:
-    """A training run with its parameters, metrics, history, environment, model and verdict."""
+    """The record of a training run: experiment, metrics, history, environment, model and verdict.
+
+    Args:
+        path: Folder of the run, such as `runs/mlp-digits-AllReduce-2-1f3a9c04`. Its files are read
+            at the first use. The folder of a run that still trains has no metrics yet.
+    """
 
     path: Path
 
@@ -58,7 +63,11 @@ class Run:
 
     @property
     def status(self) -> Record:
-        """Current status: state, started, ended, cause, rank …"""
+        """The current status, a dict.
+
+        `state` is "running", "completed", "failed" or "interrupted". A run that has ended also has
+        `ended`, and a run that failed has `cause` and `rank`.
+        """
         return self.__dict__.get("_final") or store.read_status(self.path)
 
     @property
@@ -74,7 +83,11 @@ class Run:
 
     @property
     def history(self) -> pandas.DataFrame:
-        """One row per step and rank (store.HISTORY_COLUMNS); empty until the run has results."""
+        """A data frame with one row per step and rank; empty until the run has results.
+
+        Columns: seed, epoch, step, rank, loss, seconds, compute_seconds, communicate_seconds,
+        wait_seconds, payload_bytes, wire_bytes, messages, samples.
+        """
         if (self.path / "history.parquet").exists():
             return self._history
         return store.empty_table(store.HISTORY_COLUMNS)

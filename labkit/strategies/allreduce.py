@@ -31,23 +31,26 @@ if TYPE_CHECKING:
 class AllReduce(Strategy):
     r"""Each rank trains a replica, and an allreduce averages the gradients in every step.
 
-    \(\bar g = \frac{1}{B} \sum_r b_r g_r\): the same step as that of one process on the global
-    batch of \(B = \sum_r b_r\) samples.
+    \(\bar g = \frac{1}{B} \sum_r b_r g_r\), where \(g_r\) is the mean gradient of the \(b_r\)
+    samples of rank r. The update equals that of one process on the global batch of
+    \(B = \sum_r b_r\) samples.
 
     Args:
-        algorithm: The allreduce algorithm: a name of `labkit.schedules.ALLREDUCE`, "mpi" (the
-            library's own choice), "shared_memory" (ranks of one host), or "auto": the fastest by
-            measurement on this machine.
+        algorithm: The allreduce algorithm: a name in `labkit.schedules.ALLREDUCE`; "mpi", the
+            choice of the MPI library; "shared_memory", for ranks of one host; or "auto". "auto"
+            times the algorithms on the ranks before training, or simulates them for an emulated
+            network, and uses the fastest one.
         schedule: When buckets are sent. "sequential": after backpropagation. "overlap": during
             backpropagation, unless ranks of one host compute on all of its cores. "priority": the
             first layers first, overlapping the next step. "staggered": ranks that share a link send
             one after the other.
         bucket_bytes: The size of a bucket, a number or a text such as "4MiB".
-        compressor: The compressor of the gradients: one of `labkit.compression.COMPRESSORS`, its
-            name, or None. By the given algorithm, the results of linear compressors are summed,
-            those of sparse ones are merged, and all others are gathered.
-        compression_stats_every: The number of steps between two compression statistics of a
-            gradient; 0: never.
+        compressor: The compressor of the gradients: an object of a class in
+            `labkit.compression.COMPRESSORS`, its name, or None for uncompressed gradients. An
+            allreduce sums the output of linear compressors and merges that of sparse compressors;
+            an allgather exchanges the output of all others.
+        compression_stats_every: The number of steps between compression statistics of each
+            gradient; 0: no statistics.
 
     Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
     Differs from it: the paper's first code averaged weights once per epoch; labkit averages
@@ -80,7 +83,7 @@ class AllReduce(Strategy):
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell with the scheduling of the exchange."""
+        """Return the strategy's cell in the taxonomy, with the schedule of the exchange."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property

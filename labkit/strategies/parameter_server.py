@@ -29,22 +29,24 @@ from labkit.strategies.work_quota import Quota
 class ParameterServer(Servers):
     r"""Servers hold the weights and the optimizer; workers push gradients and receive new weights.
 
-    Synchronous: a server waits for the gradients of one clock, and applies their mean
-    \(\bar g = \sum_k b_k g_k / \sum_k b_k\), summed in the order of the workers. With b backup
-    workers a server waits for the first n - b gradients and drops later ones. Asynchronous: a
-    server applies each gradient on arrival, to weights that are τ updates newer than those at which
-    the gradient was computed. A single worker trains as it would without a server.
+    Synchronous: in each step a server waits for the gradients of all n workers, and applies their
+    mean \(\bar g = \sum_k b_k g_k / \sum_k b_k\), where \(g_k\) is the gradient of the \(b_k\)
+    samples of worker k. The sum is in the order of the workers. With c backup workers a server
+    waits for the first n - c gradients of a step and drops later ones. Asynchronous: a server
+    applies each gradient on arrival. Its weights are then τ updates newer than those at which the
+    worker computed the gradient. A single worker trains as it would without a server.
 
-    The first server ends training when the number of clocks (synchronous) or of gradients
+    The first server ends training when the number of steps (synchronous) or of gradients
     (asynchronous) equals the number of batches in all epochs. An epoch is over when the workers
-    together have processed as many samples as the data set has. Each worker keeps the moving
-    statistics of its layers; the final model has worker 0's statistics.
+    together have processed as many samples as the data set has. Each worker has its own moving
+    statistics of normalisation layers; the final model has worker 0's statistics.
 
     Args:
         servers: The number of servers that hold the weights.
-        synchronous: Whether an update waits for all workers.
+        synchronous: True: an update waits for all workers, except backup workers. False: a server
+            applies each gradient on arrival.
         colocated: Whether servers share the ranks, and the links, of the first workers; otherwise
-            servers have ranks after those of the workers.
+            the ranks of the servers follow those of the workers.
         placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send and a matching receive.
@@ -54,19 +56,20 @@ class ParameterServer(Servers):
             simulated alike, as flows over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate; None: the experiment's optimizer.
-        backup_workers: The number b of gradients per clock that a synchronous update does not wait
-            for.
-        compressor: The compressor for both directions: gradients, and weights as differences from
-            the worker's current weights, see `programs.CodecChannel`; one of
-            `labkit.compression.COMPRESSORS`, its name, or None.
-        stages: The number of pipeline stages of each worker; one tensor passes between neighbouring
-            stages. Cuts minimize the parameter count of the largest stage. Each stage pushes
-            gradients and fetches weights of its own layers. Servers apply the gradients of a
-            replica's stages together.
-        grid: The rows and columns of machines of each worker, which compute tiles of its layers and
-            units of Dense layers, as in `SpatialParallel`. Each machine pushes gradients and
-            fetches weights of its own part. The first machine holds the kernels of a Conv2D, sends
-            them to the others, and sums their gradients. A grid cannot be combined with stages.
+        backup_workers: The number c of gradients per step for which a synchronous update does not
+            wait.
+        compressor: The compressor of both directions: of gradients, and of weights as differences
+            from the worker's current weights. It is an object of a class in
+            `labkit.compression.COMPRESSORS`, its name, or None (default) for no compression.
+        stages: The number of pipeline stages of each worker; default: 1. One tensor passes between
+            neighbouring stages. Cuts minimize the parameter count of the largest stage. Each stage
+            pushes gradients and fetches weights of its own layers. Servers apply the gradients of
+            all stages of a replica together.
+        grid: The rows and columns of a grid of machines for each worker; default: one machine. The
+            machines compute tiles of the layers and units of Dense layers, as in `SpatialParallel`.
+            Each machine pushes gradients and fetches weights of its tiles and units. The first
+            machine stores the kernels of Conv2D layers, sends the kernels to the other machines,
+            and sums the kernels' gradients. A grid cannot be combined with stages.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,

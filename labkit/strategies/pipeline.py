@@ -28,29 +28,32 @@ from labkit.strategies.taxonomy import Cell
 class Pipeline(Staged):
     r"""Each rank holds contiguous layers (stages), through which micro-batches of a batch pass.
 
-    With \(b_i\) of B rows in micro-batch i, \(g = \sum_i \frac{b_i}{B} g_i\): the gradient of the
-    whole batch, with any schedule but pipedream, which updates per micro-batch.
-    Several pipelines (replicas) share a batch and average the gradients of each stage. The layers
-    of a stage may be sliced over several ranks, as `TensorParallel` slices a model. The number
-    of workers is replicas × stages × slices; ranks with consecutive numbers share a stage.
+    The gradient is \(g = \sum_i \frac{b_i}{B} g_i\), where micro-batch i has \(b_i\) of the B rows
+    and the mean gradient \(g_i\). It equals the gradient of the whole batch with every schedule
+    but "pipedream", which updates the weights after each micro-batch. Several pipelines (replicas)
+    share a batch and average the gradients of each stage. The layers of a stage may be sliced over
+    several ranks, as `TensorParallel` slices a model. The number of workers is replicas × stages ×
+    slices; ranks with consecutive numbers share a stage.
 
     Args:
-        schedule: A name of `labkit.schedules.PIPELINE`. "pipedream" updates weights after each
-            micro-batch, by the mean gradient of its rows at the weights of its forward pass.
-            "wavefront" divides the time steps of recurrent models into ranges.
+        schedule: The order of forward and backward passes: "layerwise", "gpipe", "1f1b",
+            "interleaved", "zero_bubble", "zero_bubble_h2", "pipedream" or "wavefront".
+            "pipedream" updates weights after each micro-batch, with the gradient at the weights
+            that the forward pass of the micro-batch has read. "wavefront" divides the time steps of
+            recurrent models into ranges.
         microbatches: The number of micro-batches that form a replica's batch; with "wavefront" the
             number of ranges of time steps, whose lengths differ by at most one.
-        stages: The number of stages of one pipeline, each on one rank or sliced over several; None:
-            as many as the workers allow. The number of workers is a multiple of stages ×
-            tensor_parallel_size.
+        stages: The number of ranks in one pipeline, where the ranks that share a sliced stage count
+            as one; None: as many as the workers allow. The number of workers is a multiple of
+            stages × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each stage, see `TensorParallel`.
-            The scores of the last layer are gathered. A stage without a layer that can be sliced is
-            whole on all of its ranks. Not for "wavefront".
-        virtual_stages_per_rank: The number of stages per rank, for "interleaved".
-        partition: How the model is cut into stages. "parameters": minimizes the parameter count of
-            the largest stage. "time": minimizes the time of the slowest stage, from the seconds of
-            each undivided block measured on rank 0. A tuple: the number of blocks of each stage (or
-            of layers, if the sum is the number of all layers).
+            The scores of the last layer are gathered. If no layer of a stage can be sliced, each
+            of these ranks computes the whole stage. Not for "wavefront".
+        virtual_stages_per_rank: The number of model stages on each rank, for "interleaved".
+        partition: Rule that cuts the model into stages. "parameters" minimizes the parameter count
+            of the largest stage. "time" minimizes the time of the slowest stage, from the time of
+            each undivided block as measured on rank 0. A tuple gives the number of blocks of each
+            stage, or of layers if its sum is the number of all layers.
         recompute: Whether ranks store only the inputs of stages, and repeat the forward pass during
             the backward pass.
 
@@ -62,8 +65,8 @@ class Pipeline(Staged):
     that produces it and those that read it. All ranks read the inputs, and the last stage collects
     the outputs. Cuts are at points where a single tensor passes, or, if these give too few blocks,
     after any layer. Layer calls that share weights belong to one stage. Masked, weighted and summed
-    losses have the same gradient as in one process: \(g = \sum_i \frac{D_i}{D} g_i\), where Keras
-    divides by \(D_i\).
+    losses have the same gradient as in one process: \(g = \sum_i \frac{D_i}{D} g_i\), where
+    \(D_i\) is the number by which Keras divides the loss of micro-batch i, and \(D = \sum_i D_i\).
 
     Batch normalisation normalizes one micro-batch at a time. Dropout draws other random numbers
     than training in one process does; they are equal on all slices of a stage.

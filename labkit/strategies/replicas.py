@@ -35,7 +35,7 @@ class Replicas(Strategy):
         return {name: v for name, v in values.items() if name in known or (name, v) not in unused}
 
     @property
-    def plays(self) -> bool:
+    def uses_programs(self) -> bool:
         """True: workers run programs on both clocks."""
         return True
 

@@ -107,7 +107,7 @@ class Servers(Strategy):
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
     @property
-    def plays(self) -> bool:
+    def uses_programs(self) -> bool:
         """True: servers and workers run programs on both clocks."""
         return True
 
@@ -223,7 +223,7 @@ class Servers(Strategy):
                 f"grid={grid} with precision={experiment.precision!r}: messages between "
                 "machines have the dtype of the weights; use precision='float32' or 'float64'"
             )
-        validate_grid(grid, None, experiment.planes or ())
+        validate_grid(grid, None, experiment.grid_layers or ())
 
     @field_validator("grid", mode="before")
     @classmethod

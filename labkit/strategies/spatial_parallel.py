@@ -69,7 +69,9 @@ class SpatialParallel(IntraLayer):
     def check(self, experiment: ExperimentSpec) -> None:
         """Raise InvalidInput, before any rank starts, for conflicting options."""
         super().check(experiment)
-        validate_grid(self.grid_of(experiment.workers), experiment.workers, experiment.planes or ())
+        validate_grid(
+            self.grid_of(experiment.workers), experiment.workers, experiment.grid_layers or ()
+        )
 
     def forecast(self, query: Query) -> StepForecast:
         """Forecast a step from the computation of tiles and the messages between tiles."""

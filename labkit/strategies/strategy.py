@@ -124,11 +124,11 @@ class ExperimentSpec(Protocol):
         """The number of blocks that the model can be cut into; None: unknown before ranks start."""
 
     @property
-    def widest(self) -> int | None:
+    def max_slices(self) -> int | None:
         """The most units of any layer that can be sliced; None: unknown before ranks start."""
 
     @property
-    def planes(self) -> Sequence[GridLayer] | None:
+    def grid_layers(self) -> Sequence[GridLayer] | None:
         """The layers that a grid of machines would divide; None: unknown before ranks start."""
 
     @property
@@ -399,7 +399,7 @@ class Strategy(Checked):
         return None
 
     @property
-    def plays(self) -> bool:
+    def uses_programs(self) -> bool:
         """Whether the strategy trains by programs on both clocks, not only the virtual one."""
         return False
 

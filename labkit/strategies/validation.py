@@ -118,11 +118,11 @@ def refuse_narrow(slices: int, experiment: ExperimentSpec, stages: int = 1) -> N
         experiment: The experiment to check.
         stages: The number of stages that are sliced.
     """
-    widest, workers = experiment.widest, experiment.workers
-    if widest is not None and widest < slices:
-        allowed = [n for n in range(1, widest + 1) if workers % (n * stages) == 0]
+    max_slices, workers = experiment.max_slices, experiment.workers
+    if max_slices is not None and max_slices < slices:
+        allowed = [n for n in range(1, max_slices + 1) if workers % (n * stages) == 0]
         raise InvalidInput(
-            f"tensor_parallel_size={slices} exceeds the {widest} units of the widest layer; "
+            f"tensor_parallel_size={slices} exceeds the {max_slices} units of the widest layer; "
             "allowed with "
             f"workers={workers}: {', '.join(map(str, allowed))}"
         )

@@ -69,7 +69,7 @@ def verify(experiment: Experiment, communicator: Communicator, source: DataSourc
     short, first = _shorten(experiment, communicator, source)
     verdict_of_rank_0 = _compare(short, first, communicator)
     verdict: Verdict = communicator.broadcast_object(verdict_of_rank_0, label="the verdict")
-    if verdict["verdict"] == "failed" and not short.plays and short.strategy.lossy is None:
+    if verdict["verdict"] == "failed" and not short.uses_programs and short.strategy.lossy is None:
         sides = ComparisonInputs(
             LoggingSession(short, communicator, first, StepLog()), short, first
         )
@@ -100,7 +100,7 @@ class LoggingSession(TrainingSession):
         self.feed.validation = None
         lossy = short.strategy.lossy
         # If only one rank holds certain weights, no replica exists to compare it with.
-        together = self.readers.size > 1 and not short.plays
+        together = self.readers.size > 1 and not short.uses_programs
         self.applied = track or GradientLog(marks=together, sums=lossy is not None)
         self.exchange_inputs: ExchangeInputLog | None = None
         self.local_gradients = LocalGradientLog(self.model) if track is not None else None
@@ -123,13 +123,13 @@ class LoggingSession(TrainingSession):
 def _compare(short: Experiment, source: DataSource, communicator: Communicator) -> Verdict | None:
     ranks = LoggingSession(short, communicator, source)
     strategy, workers = short.strategy, short.workers
-    parts = workers if short.plays else ranks.readers.size
+    parts = workers if short.uses_programs else ranks.readers.size
     if reason := why_not(ranks.model, _division(short, workers, parts)):
         ranks.close()
         return _verdict("not applicable", reason)
     if strategy.lossy is not None:
         return _audit(short, ranks, strategy.lossy)
-    if strategy.plays and not strategy.is_exact_in(short):
+    if strategy.uses_programs and not strategy.is_exact_in(short):
         return _verify_by_replay(short, ranks, communicator)
     strategy.train(ranks)
     disagreement_text = disagreement(ranks.applied.marks, ranks.readers)
@@ -280,13 +280,13 @@ def _shorten(
 def _why_not(experiment: Experiment) -> str | None:
     if not experiment.verify:
         return "verify=False"
-    if experiment.workers == 1 and not experiment.strategy.plays:
+    if experiment.workers == 1 and not experiment.strategy.uses_programs:
         return "one process has no second process to be compared with"
     lossy = experiment.strategy.lossy
-    if lossy is not None and experiment.plays:
+    if lossy is not None and experiment.uses_programs:
         return "the compression audit needs ranks: run it with clock='wall'"
     strategy = experiment.strategy
-    if lossy is None and not strategy.is_exact_in(experiment) and not strategy.plays:
+    if lossy is None and not strategy.is_exact_in(experiment) and not strategy.uses_programs:
         return f"{type(experiment.strategy).__name__} is not exact"
     if lossy is not None and lossy.votes:
         return f"{type(lossy).__name__} is a majority vote, not a mean of the values sent"

@@ -114,8 +114,10 @@ class TrainingSession:
         """Divide the data among the current ranks."""
         # Programs train on the batches of `batches`; from this feed they use only the validation
         # rows and the number of steps.
-        plays = self.experiment.plays
-        experiment = self.experiment.replace(batch_weights=None) if plays else self.experiment
+        uses_programs = self.experiment.uses_programs
+        experiment = self.experiment
+        if uses_programs:
+            experiment = experiment.replace(batch_weights=None)
         arguments = experiment, self.readers, self.communicator, sample_rank(self.model)
         self.feed: Feed = self._source.feed(*arguments)
 

@@ -54,7 +54,7 @@ def work(
     from labkit.worker.session import restore
 
     use_one_device(communicator)
-    goes_on = experiment.strategy.resumable and not experiment.plays
+    goes_on = experiment.strategy.resumable and not experiment.uses_programs
     if experiment.clock == "wall" and experiment.stragglers:
         communicator.set_slowdown(_slow_ranks(experiment), experiment.seed)
     communicator.rules.checks = experiment.checksums
@@ -235,7 +235,8 @@ def _memory(session: TrainingSession) -> Memory:
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    look = workers == 1 and not experiment.plays  # simulated workers share one process's memory
+    # Workers that programs simulate share the memory of one process.
+    look = workers == 1 and not experiment.uses_programs
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
 

@@ -111,7 +111,7 @@ def test_the_words_say_every_message_and_where_the_numbers_come_from() -> None:
     )
     assert "pixels to kernels: 56 values forward, 56 gradients back, predicted 224 B" in figure.alt
     assert "0 sends 6 to 1, 0 sends 6 to 2, 0 sends 2 to 3" in figure.alt
-    wide = grid_traffic(Experiment(model="mlp", workers=5).planes or [], (1, 5)).alt
+    wide = grid_traffic(Experiment(model="mlp", workers=5).grid_layers or [], (1, 5)).alt
     assert "20 messages of 25 to 26 values" in wide
 
 
@@ -156,5 +156,5 @@ def test_the_planes_of_a_named_model_are_drawn_without_building_it() -> None:
     question = Experiment(model="locally_connected", workers=2, strategy=strategy)
     assert (
         "locally_connected2d to locally_connected2d_1"
-        in grid_traffic(question.planes or [], strategy.grid_of(2)).alt
+        in grid_traffic(question.grid_layers or [], strategy.grid_of(2)).alt
     )

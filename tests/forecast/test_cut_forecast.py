@@ -139,7 +139,7 @@ def test_tiles_send_what_crosses() -> None:
     fields: dict[str, Any] = {"model": "locally_connected", "model_options": {}}
     strategy = lk.SpatialParallel((2, 2))
     found = forecast(strategy, 4, INSTANT, dataset="mnist", **fields)
-    planes = lk.Experiment(dataset="mnist", **fields).planes
+    planes = lk.Experiment(dataset="mnist", **fields).grid_layers
     assert planes is not None
     crosses = crossing(planes, (2, 2))
     values = crosses.values.sum() + crosses.values_back.sum()

@@ -216,7 +216,7 @@ def test_a_transformer_sees_what_came_before_and_opens_anywhere(tmp_path: Path) 
 def test_the_widest_layer_is_known_without_building_it(
     name: str, shapes: Shapes, options: dict[str, object], units: int | None
 ) -> None:
-    assert models.widest(name, options, shapes) == units
+    assert models.max_slices(name, options, shapes) == units
 
 
 @pytest.mark.parametrize("pixels", [smallest("inception_v3"), smallest("inception_v3") - 1])

@@ -47,7 +47,7 @@ RING = 2 * (WORKERS - 1) / WORKERS  # of the buffer, that each sends
         (ParameterServer(2), 2 * MODEL, 0),  # servers have no rows: their answers count, too
         (Downpour(push_every=2, fetch_every=4), (1 / 2 + 1 / 4) * MODEL, 0),
     ],
-    ids=lambda given: type(given).__name__ if hasattr(given, "plays") else "",
+    ids=lambda given: type(given).__name__ if hasattr(given, "uses_programs") else "",
 )
 def test_bytes_are_those_of_the_formula(strategy: Any, each: float, agreed: float) -> None:
     _, scenes, _ = play(strategy, WORKERS, steps=STEPS)

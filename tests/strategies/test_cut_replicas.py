@@ -229,7 +229,7 @@ def test_between_tiles_goes_what_crosses_and_between_machines_kernels(cluster: C
     whole_ones, ours = (cluster.call(sent, each, ranks=1)[0] for each in (wholes, cuts))
     kernels = (3 * 3 + 1) * 3 + (3 * 3 * 3 + 1) * 2
     for each, theirs, own, handed in zip(wholes, whole_ones, ours, (0, kernels), strict=True):
-        data = crossing(each.planes or (), grid)
+        data = crossing(each.grid_layers or (), grid)
         values = 100 * (data.values.sum() + data.values_back.sum()) + 4 * 2 * handed
         assert own - theirs == 8 * values
 

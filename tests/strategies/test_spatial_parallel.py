@@ -162,7 +162,7 @@ def test_gradients_are_those_of_the_whole_model_and_bytes_those_of_the_data(
                 assert row["backward_bytes"] == 8 * found["rows"] * backward
                 assert row["forward_wire_bytes"] == row["forward_bytes"]
         if isinstance(experiment.model, str):
-            planes = experiment.planes
+            planes = experiment.grid_layers
             assert planes is not None
             assert [layer.name for layer in ranks[0][number]["layers"]] == [p.name for p in planes]
             assert ranks[0][number]["layers"] == planes
@@ -183,7 +183,7 @@ def replicas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.slow
 def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> None:
-    run, planes = replicas, Experiment(**SMALL).planes
+    run, planes = replicas, Experiment(**SMALL).grid_layers
     assert run.metrics["equivalence"]["verdict"] == "passed"
     assert run.metrics["equivalence"]["max_abs_difference"] < 1e-10
     assert run.model().count_params() == 6 * 6 * 10 * 3 + 4 * 4 * 28 * 2 + 10 * 33

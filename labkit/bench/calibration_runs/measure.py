@@ -86,14 +86,19 @@ def calibrate(
         experiments: Experiments whose model, data set, precision and optimizer are measured. For an
             experiment with at most `workers` ranks, whole steps of its strategy are also measured.
         workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
-        batches: Batch sizes of one rank, in rows.
+        batches: Batch sizes per rank, in samples, at which steps are measured.
         threads: Numbers of threads per rank to measure; each number starts separate engines.
         compressors: Compressors to time in addition to the strategies' compressors; None: all
             compressors without required fields.
-        quick: Whether to measure fewer repeats and sizes.
-        keep: Whether to merge the result into this machine's stored calibration for these versions.
-        file: Calibration file to use instead of this machine's stored calibration.
-        progress: Callback that receives progress lines.
+        quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
+        keep: Whether to merge the result into the stored calibration. labkit stores one calibration
+            for each machine and each set of package versions.
+        file: Path of a calibration file to use instead of the stored calibration; the result is
+            always merged into this file.
+        progress: Function that is called with each line of progress.
+
+    Returns:
+        The calibration, merged with earlier measurements unless keep is False.
 
     Raises:
         InvalidInput: A value is impossible.

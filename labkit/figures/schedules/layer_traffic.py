@@ -40,7 +40,7 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
     these values in the opposite direction.
 
     Args:
-        layers: Layers from the input to the loss, such as `experiment.planes`.
+        layers: Layers from the input to the loss, such as `experiment.grid_layers`.
         grid: Numbers of rows and columns of the grid of machines.
         run: Run with these layers and this grid, whose measured bytes are shown; default:
             predictions only.

@@ -97,7 +97,7 @@ def test_planes_are_those_of_the_model_that_keras_builds(
 
     keras.backend.clear_session()  # which names layers from the first on
     shapes = datasets.check("digits", {})
-    planes = models.planes(name, options, shapes)
+    planes = models.grid_layers(name, options, shapes)
     model = models.build(name, shapes, **options)
     found = [piece.plane for piece in cut(model)]
     assert planes == [*found, GridLayer("loss", "loss", found[-1].shape, trains=False)]
