@@ -13,85 +13,26 @@ Class = TypeVar("Class", bound=type)
 Fields: TypeAlias = dict[str, Any]
 Names: TypeAlias = Mapping[str, str]
 
-# Each former name has one or more current names; the first name that a class or function allows is
-# meant there.
-RENAMED: dict[str, tuple[str, ...]] = {
-    # Experiment
-    "steps": ("steps_per_epoch",),
-    "compute": ("compute_time", "virtual"),
-    "later": ("message_delays", "virtual"),
-    "order": ("update_order", "virtual"),
-    "lost": ("worker_failures", "virtual"),
-    "slow": ("stragglers",),
-    "bad_numbers": ("on_nonfinite", "nonfinite"),
-    "check_every": ("replica_check_interval",),
-    "feed": ("input_mode",),
-    "capacities": ("batch_weights",),
-    "shards": ("data_partition",),
-    "gate": ("verify",),
-    # strategies, compressors and their options
-    "LocallyConnected": ("SpatialParallel",),
-    "ScheduledBlocks": ("BlockCoordinateDescent",),
-    "Peer": ("ExternalFramework",),
-    "SignMajority": ("SignSGD",),
-    "microscope": ("compression_stats_every", "compression_stats"),
-    "backups": ("backup_workers",),
-    "remedy": ("staleness_correction",),
-    "splits": ("n",),
-    "compensation": ("delay_compensation",),
-    "outer": ("outer_optimizer",),
-    "state": ("optimizer_state",),
-    "delay": ("overlap_steps",),
-    "warmup": ("warmup_steps",),
-    "delayed": ("momentum_delay",),
-    "weight": ("distillation_weight",),
-    "chunks": ("virtual_stages_per_rank",),
-    "slices": ("tensor_parallel_size",),
-    "select": ("selection",),
-    "parallel": ("blocks_per_round",),
-    # clusters, communicators, checkpoints
-    "limit": ("timeout",),
-    "place": ("map_by",),
-    "step": ("launch_command",),
-    "live": ("last_submitted",),
-    "everyone": ("allgather_scalar",),
-    "share": ("broadcast_object",),
-    "tally": ("allreduce_small",),
-    "meet": ("barrier",),
-    "over": ("with_network",),
-    "be_slow": ("set_slowdown",),
-    "failures": ("mtbf",),
-    "keep": ("max_to_keep",),
-    # networks, compute times, prices, forecasts
-    "law": ("distribution",),
-    "spread": ("sigma",),
-    "values": ("trace",),
-    "node_hour": ("price_per_node_hour",),
-    "gigabyte": ("price_per_gb",),
-    "watts": ("node_watts",),
-    "ranks_a_node": ("ranks_per_node",),
-    "money": ("cost",),
-    "training": ("training_seconds",),
-    "taken": ("step",),
-    "strong": ("strong_efficiency",),
-    "weak": ("weak_efficiency",),
-    # runs and functions of the package
-    "interleaving": ("update_log",),
-    "frame": ("to_dataframe",),
-    "form": ("parameter_form",),
-    "reading": ("summarize",),
-    "fault_league": ("fault_comparison",),
-    # commands and their options
-    "warm": ("prestart",),
-    "peers": ("frameworks",),
-    "--where": ("--breakdown",),
-    "--node-hour": ("--price-per-node-hour",),
-    "--gigabyte": ("--price-per-gb",),
-    "--watts": ("--node-watts",),
-    "--ranks-a-node": ("--ranks-per-node",),
+# Records may contain the former names of these tables, so `labkit.records.renamed` reads them.
+EXPERIMENT: Names = {
+    "steps": "steps_per_epoch",
+    "slow": "stragglers",
+    "bad_numbers": "on_nonfinite",
+    "check_every": "replica_check_interval",
+    "feed": "input_mode",
+    "capacities": "batch_weights",
+    "shards": "data_partition",
+    "gate": "verify",
 }
-# Records may contain these former class names of strategies and compressors.
-CLASSES: Names = {
+VIRTUAL_CLOCK: Names = {
+    "compute": "compute_time",
+    "later": "message_delays",
+    "order": "update_order",
+    "lost": "worker_failures",
+}
+COMPUTE_TIME: Names = {"law": "distribution", "spread": "sigma", "values": "trace"}
+METRICS: Names = {"bad_numbers": "nonfinite", "stretches": "membership_history"}
+CLASSES: Names = {  # strategies and compressors
     "LocallyConnected": "SpatialParallel",
     "Peer": "ExternalFramework",
     "ScheduledBlocks": "BlockCoordinateDescent",
@@ -118,6 +59,58 @@ OPTIONS: dict[str, Names] = {  # former options by the current name of the strat
     "StaleSynchronous": _STALE,
     "TensorParallel": _SLICES,
 }
+# No record contains the former names of these tables.
+_VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
+_CODE: Names = {
+    # clusters, communicators, checkpoints
+    "limit": "timeout",
+    "place": "map_by",
+    "step": "launch_command",
+    "live": "last_submitted",
+    "everyone": "allgather_scalar",
+    "share": "broadcast_object",
+    "tally": "allreduce_small",
+    "meet": "barrier",
+    "over": "with_network",
+    "be_slow": "set_slowdown",
+    "failures": "mtbf",
+    "keep": "max_to_keep",
+    # prices, forecasts
+    "node_hour": "price_per_node_hour",
+    "gigabyte": "price_per_gb",
+    "watts": "node_watts",
+    "ranks_a_node": "ranks_per_node",
+    "money": "cost",
+    "training": "training_seconds",
+    "taken": "step",
+    "strong": "strong_efficiency",
+    "weak": "weak_efficiency",
+    # runs and functions of the package
+    "microscope": "compression_stats",
+    "interleaving": "update_log",
+    "frame": "to_dataframe",
+    "form": "parameter_form",
+    "reading": "summarize",
+    "fault_league": "fault_comparison",
+    # commands and their options
+    "warm": "prestart",
+    "peers": "frameworks",
+    "--where": "--breakdown",
+    "--node-hour": "--price-per-node-hour",
+    "--gigabyte": "--price-per-gb",
+    "--watts": "--node-watts",
+    "--ranks-a-node": "--ranks-per-node",
+}
+FORMER = (
+    EXPERIMENT,
+    VIRTUAL_CLOCK,
+    _VIRTUAL,
+    COMPUTE_TIME,
+    METRICS,
+    CLASSES,
+    *OPTIONS.values(),
+    _CODE,
+)
 
 
 def name_today(name: object, allowed: Collection[str]) -> str | None:
@@ -128,9 +121,9 @@ def name_today(name: object, allowed: Collection[str]) -> str | None:
     """
     if not isinstance(name, str):
         return None
-    today = RENAMED.get(name, ())
+    today = [names[name] for names in FORMER if name in names]
     if name.endswith("_reading"):
-        today = (f"summarize_{name.removesuffix('_reading')}",)
+        today = [f"summarize_{name.removesuffix('_reading')}"]
     return next((new for new in today if new in allowed), None)
 
 
@@ -175,8 +168,7 @@ def rename_slowdowns(value: Any) -> Any:
     """Return slowdowns by rank with current field names; a plain factor stays unchanged."""
     if not isinstance(value, dict):
         return value
-    names = {"law": "distribution"}
-    return {k: rename_keys(v, names) if isinstance(v, dict) else v for k, v in value.items()}
+    return {k: rename_keys(v, COMPUTE_TIME) if isinstance(v, dict) else v for k, v in value.items()}
 
 
 def rename_keys(record: Fields, names: Names) -> Fields:

@@ -110,7 +110,9 @@ class Exchange:
         self.compressed = self._compressed.mean if self._compressed else None
         self.watchers: list[Watcher] = self._compressed.watchers if self._compressed else []
         self.timeline = Timeline(self.clock)
-        self._lay_out(BucketLayout(communicator, [], [], [], Choice(algorithm, "as asked for")))
+        self._lay_out(
+            BucketLayout(communicator, [], [], [], Choice(algorithm, "chosen by the experiment"))
+        )
         self._restarts = communicator.restarts
         self._last_end = self.clock.now()  # end time of the last exchange
         self._set_blocked(self.schedule.after)

@@ -6,6 +6,10 @@ from typing import Any
 
 from labkit.common.canonical_json import SCHEMA
 from labkit.common.renamed import (
+    COMPUTE_TIME,
+    EXPERIMENT,
+    METRICS,
+    VIRTUAL_CLOCK,
     Fields,
     Names,
     rename_classes,
@@ -14,23 +18,6 @@ from labkit.common.renamed import (
     rename_slowdowns,
 )
 
-EXPERIMENT: Names = {
-    "steps": "steps_per_epoch",
-    "slow": "stragglers",
-    "bad_numbers": "on_nonfinite",
-    "check_every": "replica_check_interval",
-    "feed": "input_mode",
-    "capacities": "batch_weights",
-    "shards": "data_partition",
-    "gate": "verify",
-}
-VIRTUAL_CLOCK: Names = {
-    "compute": "compute_time",
-    "later": "message_delays",
-    "order": "update_order",
-    "lost": "worker_failures",
-}
-METRICS: Names = {"bad_numbers": "nonfinite", "stretches": "membership_history"}
 TABLES: Names = {"compression_stats": "microscope", "update_log": "interleaving"}  # new -> former
 
 
@@ -64,8 +51,7 @@ def rename_experiment(record: Fields) -> Fields:
         for (old, new), default in zip(VIRTUAL_CLOCK.items(), defaults, strict=True)
     }
     if isinstance(virtual.get("compute_time"), dict):
-        names = {"law": "distribution", "spread": "sigma", "values": "trace"}
-        virtual["compute_time"] = rename_keys(virtual["compute_time"], names)
+        virtual["compute_time"] = rename_keys(virtual["compute_time"], COMPUTE_TIME)
     if fields.get("clock") == "virtual":
         fields["virtual"] = virtual
     if "stragglers" in fields:

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 import labkit as lk
 from labkit.cli.app import app
 from labkit.cli.experiments import experiment_of
+from labkit.common import renamed as common_renamed
 from labkit.common.errors import InvalidInput
-from labkit.common.renamed import CLASSES, OPTIONS, RENAMED, rename_classes
+from labkit.common.renamed import CLASSES, OPTIONS, rename_classes
 from labkit.compression import COMPRESSORS
 from labkit.experiment import Experiment
 from labkit.forecast import Calibration
@@ -164,4 +165,4 @@ def test_former_attributes_and_arguments_are_refused() -> None:
 
 
 def test_no_name_of_today_is_a_former_name_of_itself() -> None:
-    assert not [old for old, new in RENAMED.items() if old in new]
+    assert not [old for names in common_renamed.FORMER for old, new in names.items() if old == new]
