@@ -26,6 +26,7 @@ campaigns = _Campaigns(
         "records": "tests.acceptance.records",
         "report": "tests.acceptance.report",
         "simgrid": "tests.acceptance.simgrid_comparison",
+        "weights": "tests.acceptance.weights",
     },
     "Run a campaign against labkit itself, or time it on thousands of runs.",
     context_settings={"help_option_names": ["-h", "--help"]},
